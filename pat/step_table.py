@@ -1,0 +1,69 @@
+"""Step times of one layout as a table that answers single steps and whole runs of steps at once."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+class StepTable:
+    """Decode step seconds by batch (row = number of sequences) and mean context, piecewise linear in the context.
+
+    contexts_tokens [C] ascending integers; step_s [B + 1, C], row 0 all zero. Below the first context the first value
+    holds; beyond the last the last slope continues. All questions are vectorised over arrays that broadcast.
+    """
+
+    def __init__(self, contexts_tokens: np.ndarray, step_s: np.ndarray) -> None:
+        knots, values = np.asarray(contexts_tokens, dtype=np.int64), np.asarray(step_s, dtype=float)
+        if knots[0] > 0:
+            knots, values = np.r_[0, knots], np.hstack([values[:, :1], values])
+        if len(knots) == 1:
+            knots, values = np.r_[knots, knots + 1], np.hstack([values, values])
+        width = np.diff(knots)
+        slope = np.diff(values, axis=1) / width
+        # Sum over the integers of one interval: n values from v, each `slope` above the one before.
+        area = width * values[:, :-1] + slope * (width * (width - 1) / 2)
+        self.knots = knots
+        self.max_batch = len(values) - 1
+        self._value = np.ascontiguousarray(values[:, :-1]).ravel()
+        self._slope = slope.ravel()
+        self._before = np.hstack([np.zeros((len(values), 1)), np.cumsum(area, axis=1)])[:, :-1].ravel()
+        self._intervals = len(knots) - 1
+        self._inner = knots[1:-1]
+
+    def _locate(self, batch, context):
+        interval = np.searchsorted(self._inner, context, side="right")
+        return np.asarray(batch, dtype=np.int64) * self._intervals + interval, context - self.knots[interval]
+
+    def step_s(self, batch, context_tokens):
+        """Seconds of one decode step."""
+        flat, offset = self._locate(batch, np.asarray(context_tokens, dtype=float))
+        return self._value[flat] + self._slope[flat] * offset
+
+    def _until_s(self, batch, context):
+        """Sum of step times at contexts 0, 1, ... below ``context``; linear between integers."""
+        whole = np.floor(context)
+        flat, n = self._locate(batch, whole)
+        value, slope = self._value[flat], self._slope[flat]
+        return self._before[flat] + n * value + slope * (n * (n - 1) / 2) + (context - whole) * (value + slope * n)
+
+    def run_s(self, batch, context_tokens, steps):
+        """Seconds of ``steps`` consecutive decode steps that begin at mean context ``context_tokens``, which grows by
+        one a step: the exact sum of :meth:`step_s` over them."""
+        start = np.asarray(context_tokens, dtype=float)
+        return self._until_s(batch, start + steps) - self._until_s(batch, start)
+
+    def steps_within(self, batch, context_tokens, budget_s):
+        """How many whole steps (at least 0) fit into ``budget_s`` seconds, by bisection. Scalars only."""
+        one = float(self.step_s(batch, context_tokens))
+        if one <= 0:
+            raise ValueError(f"step table: a step of {batch} sequences takes {one} s")
+        low, high = 0, max(1, int(budget_s / one) + 1)
+        while float(self.run_s(batch, context_tokens, high)) <= budget_s:
+            low, high = high, 2 * high
+        while high - low > 1:
+            middle = (low + high) // 2
+            if float(self.run_s(batch, context_tokens, middle)) <= budget_s:
+                low = middle
+            else:
+                high = middle
+        return low
