@@ -1,0 +1,182 @@
+"""Planner: predicted remaining time under each layout, and the best schedule of switches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from pat.layout import Layout
+from pat.lengths import LengthModel, expected_alive
+from pat.profile import StepProfile
+from pat.switch_cost import SwitchModel
+
+SEGMENTS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What is expected of the rest of a rollout, in K segments of decode steps.
+
+    steps             [K] decode steps in each segment
+    busy              [K] probability that any sequence is still running
+    alive             [K] sequences running, given that any is
+    context_tokens    [K] mean context at the start of the segment
+    """
+
+    steps: np.ndarray
+    busy: np.ndarray
+    alive: np.ndarray
+    context_tokens: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The best way on from a layout. ``hops``: (decode steps from now, layout) of each switch, in order."""
+
+    stay_s: float
+    best_s: float
+    hops: tuple[tuple[float, Layout], ...]
+    first_cost_s: float = 0.0
+
+    @property
+    def now(self) -> Layout | None:
+        """The layout to switch to at once, if any."""
+        return self.hops[0][1] if self.hops and self.hops[0][0] == 0 else None
+
+
+def outlook(lengths: LengthModel, generated_tokens: np.ndarray, context_tokens: float) -> Outlook:
+    """Expected course of the running sequences [n], by the length model's survival curve.
+
+    busy = 1 - exp(-expected alive): the sequences end independently, so the last ones are about Poisson.
+    """
+    ahead_max = max(1.0, lengths.cap_tokens - float(np.min(generated_tokens, initial=0)))
+    at = np.unique(np.r_[0.0, np.geomspace(1.0, ahead_max, SEGMENTS).round()])
+    alive = expected_alive(lengths.edges_tokens, lengths.survival(), generated_tokens, at)
+    return expected_course(at, 0.5 * (alive[:-1] + alive[1:]), context_tokens)
+
+
+def expected_course(at: np.ndarray, alive: np.ndarray, context_tokens: float) -> Outlook:
+    """The outlook of ``alive`` [K] expected sequences between the step counts ``at`` [K + 1]."""
+    busy = -np.expm1(-alive)
+    return Outlook(np.diff(at), busy, np.maximum(alive / np.maximum(busy, 1e-12), 1.0), context_tokens + at[:-1])
+
+
+def known_course(remaining_tokens: np.ndarray, context_tokens: np.ndarray) -> Outlook:
+    """The outlook of a clairvoyant: the remaining length of every sequence is known. [n] both."""
+    order = np.argsort(remaining_tokens, kind="stable")
+    remaining, context = remaining_tokens[order], np.asarray(context_tokens, dtype=float)[order]
+    at, first = np.unique(remaining, return_index=True)
+    at, first = (np.r_[0, at], np.r_[0, first]) if at[0] > 0 else (at, first)
+    alive = len(remaining) - np.r_[0, np.searchsorted(remaining, at[1:-1], side="right")]
+    tail_context = np.cumsum(context[::-1])[::-1]
+    mean = tail_context[len(remaining) - alive] / alive + at[:-1]
+    return Outlook(np.diff(at).astype(float), np.ones(len(alive)), alive.astype(float), mean)
+
+
+@dataclass(frozen=True, eq=False)
+class Planner:
+    """Compares layouts for one model and machine. Capacity: KV tokens that one replica of each layout can hold."""
+
+    profile: StepProfile
+    switches: SwitchModel
+    layouts: tuple[Layout, ...]
+    capacity_tokens: dict[Layout, int]
+
+    @cached_property
+    def index(self) -> dict[Layout, int]:
+        return {layout: i for i, layout in enumerate(self.layouts)}
+
+    def step_s(self, layout: Layout, alive: int, context_tokens: float) -> float:
+        """Seconds for all ``alive`` sequences to advance by one token: one step, or more where the KV cache is short."""
+        batch = -(-alive // layout.dp)
+        fits = max(1, int(self.capacity_tokens[layout] / context_tokens))
+        run = min(batch, fits)
+        return float(self.profile.table(layout.tp, run).step_s(run, context_tokens)) * batch / run
+
+    def segment_s(self, ahead: Outlook) -> np.ndarray:
+        """[L, K] expected seconds of each segment under each layout.
+
+        A layout's time is that of the replica with the longest sequence, which runs it and its even share of the
+        others: 1 + (alive - 1) / dp sequences. Fractions are averaged between whole batches. Where the KV cache
+        cannot hold them all, as many run as fit and the segment takes in proportion longer (the rest queue).
+        """
+        out = np.empty((len(self.layouts), len(ahead.steps)))
+        for i, layout in enumerate(self.layouts):
+            batch = 1.0 + (ahead.alive - 1.0) / layout.dp
+            fits = np.maximum(1.0, self.capacity_tokens[layout] / (ahead.context_tokens + ahead.steps / 2))
+            wait = np.maximum(1.0, batch / fits)
+            batch = np.minimum(batch, fits)
+            low = np.floor(batch)
+            table = self.profile.table(layout.tp, int(batch.max()) + 1)
+            low_s = table.run_s(low, ahead.context_tokens, ahead.steps)
+            high_s = table.run_s(low + 1, ahead.context_tokens, ahead.steps)
+            out[i] = ahead.busy * wait * (low_s + (batch - low) * (high_s - low_s))
+        return out
+
+    def switch_s(self, ahead: Outlook) -> np.ndarray:
+        """[L, L, K] expected seconds of a switch between every two layouts at the start of each segment."""
+        estimate = self.switches.estimate_s
+        pairs = [[estimate(a, b, ahead.alive, ahead.context_tokens) for b in self.layouts] for a in self.layouts]
+        return np.asarray(pairs) * ahead.busy
+
+    def plan(self, layout: Layout, ahead: Outlook, max_hops: int = 3) -> Plan:
+        """The schedule with the least expected time that begins in ``layout`` and has at most ``max_hops`` switches.
+
+        With A the time from now to segment j in a layout, and W_h(j, L) = min over L' of switch(L -> L', j) plus the
+        best with h - 1 hops left: best_h(k, L) = min over j >= k of A(j) - A(k) + W_h(j, L), and never switching is
+        j = K. Exact for the outlook given, O(hops x L^2 x K), no loop over segments.
+        """
+        here = self.index[layout]
+        spent = np.cumsum(np.pad(self.segment_s(ahead), ((0, 0), (1, 0))), axis=1)  # A [L, K + 1]
+        total = spent[:, -1:]
+        best = total - spent[:, :-1]  # no hop left: [L, K]
+        switch = self.switch_s(ahead) if max_hops else None
+        diagonal = np.arange(len(self.layouts))
+        chosen: list[tuple[np.ndarray, np.ndarray]] = []
+        for _ in range(max_hops):
+            after = switch + best[None, :, :]  # from, to, segment
+            after[diagonal, diagonal] = np.inf
+            target = np.argmin(after, axis=1)  # [L, K]
+            reach = spent[:, :-1] + np.take_along_axis(after, target[:, None], axis=1)[:, 0]
+            when = reversed_argmin(reach)  # [L, K]: the best segment >= k to switch in
+            best_reach = np.take_along_axis(reach, when, axis=1)
+            switching = best_reach < total
+            when = np.where(switching, when, -1)
+            best = np.where(switching, best_reach, total) - spent[:, :-1]
+            chosen.append((when, target))
+        return self._trace(here, ahead, float(total[here, 0]), float(best[here, 0]), chosen, switch)
+
+    def _trace(self, here, ahead, stay_s, best_s, chosen, switch) -> Plan:
+        """Follow the choices from the first segment on."""
+        starts = np.r_[0.0, np.cumsum(ahead.steps)]
+        hops, segment, first_cost_s = [], 0, 0.0
+        for when, target in reversed(chosen):
+            j = int(when[here, segment])
+            if j < 0:
+                break
+            there = int(target[here, j])
+            if not hops:
+                first_cost_s = float(switch[here, there, j])
+            hops.append((float(starts[j]), self.layouts[there]))
+            here, segment = there, j
+        return Plan(stay_s, best_s, tuple(hops), first_cost_s)
+
+    def first_layout(self, ahead: Outlook, prompt_tokens: float, max_hops: int = 3) -> tuple[Layout, Plan]:
+        """The layout to begin a rollout in, prefill of ``prompt_tokens`` in all included, and the plan from there."""
+        plans = {layout: self.plan(layout, ahead, max_hops) for layout in self.layouts}
+        prefill = {a: float(self.profile.prefill_s(a.tp, prompt_tokens / a.dp)) for a in self.layouts}
+        first = min(self.layouts, key=lambda a: (prefill[a] + plans[a].best_s, a.tp))
+        return first, plans[first]
+
+
+def reversed_argmin(values: np.ndarray) -> np.ndarray:
+    """[L, K] for each k the index j >= k of the smallest value; the earliest of equals."""
+    flipped = values[:, ::-1]
+    lowest = np.minimum.accumulate(flipped, axis=1)
+    is_new = np.empty(flipped.shape, dtype=bool)
+    is_new[:, 0] = True
+    is_new[:, 1:] = flipped[:, 1:] <= lowest[:, :-1]
+    index = np.maximum.accumulate(np.where(is_new, np.arange(values.shape[1]), 0), axis=1)
+    return (values.shape[1] - 1 - index)[:, ::-1]

@@ -1,0 +1,129 @@
+"""What a switch costs: seconds and bytes by part. KV cache is migrated or recomputed, per sequence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pat.layout import Layout
+from pat.links import Links
+from pat.model import ModelShape
+from pat.profile import StepProfile
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchParts:
+    """The parts of a switch that do not depend on the KV cache, seconds each."""
+
+    name: str
+    pause_s: float
+    groups_s: float
+    weights_s: float
+    graphs_s: float
+    resume_s: float
+    source: str = ""
+
+    @property
+    def fixed_s(self) -> float:
+        return self.pause_s + self.groups_s + self.weights_s + self.graphs_s + self.resume_s
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchCost:
+    """One switch: the fixed parts, the KV part, and how the sequences' KV got to its new owners."""
+
+    fixed_s: float
+    kv_s: float
+    kv_bytes: int
+    migrated: int
+    recomputed: int
+
+    @property
+    def total_s(self) -> float:
+        return self.fixed_s + self.kv_s
+
+
+def wire_share(old: Layout, new: Layout) -> float:
+    """Share of a sequence's KV bytes that leaves the rank it is on, when its new replica contains its old ranks or is
+    contained in them: with nested shards the ranks common to both keep ``min / max`` of the heads."""
+    if old.tp == new.tp:
+        return 0.0
+    return 1.0 - min(old.tp, new.tp) / max(old.tp, new.tp)
+
+
+@dataclass(frozen=True, eq=False)
+class SwitchModel:
+    """Predicts switches of one model on one kind of GPUs.
+
+    node: GPUs of a node. ``kv``: "cheaper" lets each sequence take the faster way; "migrate" or "recompute" force one.
+    """
+
+    shape: ModelShape
+    profile: StepProfile
+    links: Links
+    parts: SwitchParts
+    node: int
+    kv: str = "cheaper"
+
+    def __post_init__(self) -> None:
+        if self.kv not in ("cheaper", "migrate", "recompute"):
+            raise ValueError(f"switch model: kv must be cheaper, migrate or recompute, not {self.kv!r}")
+
+    def migrate_s(self, old: Layout, new: Layout, context_tokens: np.ndarray, across: np.ndarray | bool) -> np.ndarray:
+        """Seconds that each sequence's KV keeps its old ranks' links busy. ``across``: it changes node.
+
+        bytes / links: the old replica's ``tp`` ranks send in parallel; what stays on a rank is a local copy.
+        """
+        whole = context_tokens * float(self.shape.kv_bytes_per_token())
+        inside = whole * wire_share(old, new) / old.tp / self.links.intra_node_bytes_per_s
+        beyond = whole / old.tp / self.links.inter_node_bytes_per_s
+        local = whole / old.tp / self.links.local_copy_bytes_per_s
+        return self.links.latency_s + local + np.where(across, beyond, inside)
+
+    def recompute_s(self, new: Layout, context_tokens: np.ndarray) -> np.ndarray:
+        """Seconds that each sequence's prefill takes its new replica."""
+        return self.profile.prefill_s(new.tp, context_tokens)
+
+    def cost(
+        self,
+        old: Layout,
+        new: Layout,
+        context_tokens: np.ndarray,
+        from_replica: np.ndarray,
+        to_replica: np.ndarray,
+    ) -> SwitchCost:
+        """The switch of the sequences [n] given, each from its old to its new replica.
+
+        Transfers of different replicas run side by side, those of one replica in turn; so do prefills. The two ways
+        use different resources but share the pause: the KV part is the longer of the two.
+        """
+        if old == new:
+            return SwitchCost(0.0, 0.0, 0, 0, 0)
+        if len(context_tokens) == 0:
+            return SwitchCost(self.parts.fixed_s, 0.0, 0, 0, 0)
+        context = np.asarray(context_tokens, dtype=float)
+        old_node = from_replica * old.tp // self.node
+        across = old_node != to_replica * new.tp // self.node
+        move_s, again_s = self.migrate_s(old, new, context, across), self.recompute_s(new, context)
+        migrate = {"cheaper": move_s <= again_s, "migrate": again_s >= 0, "recompute": again_s < 0}[self.kv]
+        sent = np.bincount(from_replica, weights=np.where(migrate, move_s, 0.0))
+        redone = np.bincount(to_replica, weights=np.where(migrate, 0.0, again_s))
+        share = np.where(across, 1.0, wire_share(old, new))
+        moved_bytes = np.sum(np.where(migrate, context * share, 0.0)) * self.shape.kv_bytes_per_token()
+        kv_s = max(float(sent.max(initial=0.0)), float(redone.max(initial=0.0)))
+        return SwitchCost(self.parts.fixed_s, kv_s, int(moved_bytes), int(migrate.sum()), int((~migrate).sum()))
+
+    def estimate_s(self, old: Layout, new: Layout, alive: np.ndarray, context_tokens: np.ndarray) -> np.ndarray:
+        """[K] seconds of a switch with ``alive`` [K] sequences of mean context [K], spread evenly over the replicas.
+
+        In several nodes, the share of sequences that must change node is taken as even too: none where every node
+        keeps at least one replica and its own sequences.
+        """
+        if old == new:
+            return np.zeros(np.shape(alive))
+        one = self.migrate_s(old, new, np.asarray(context_tokens, dtype=float), across=False)
+        again = self.recompute_s(new, context_tokens)
+        move_s, again_s = np.ceil(alive / old.dp) * one, np.ceil(alive / new.dp) * again
+        kv_s = {"cheaper": np.where(one <= again, move_s, again_s), "migrate": move_s, "recompute": again_s}[self.kv]
+        return self.parts.fixed_s + kv_s
