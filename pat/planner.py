@@ -89,7 +89,7 @@ class Planner:
         return {layout: i for i, layout in enumerate(self.layouts)}
 
     def step_s(self, layout: Layout, alive: int, context_tokens: float) -> float:
-        """Seconds for all ``alive`` sequences to advance by one token: one step, or more where the KV cache is short."""
+        """Seconds for all ``alive`` sequences to advance by a token: one step, or more where the KV cache is short."""
         batch = -(-alive // layout.dp)
         fits = max(1, int(self.capacity_tokens[layout] / context_tokens))
         run = min(batch, fits)

@@ -9,6 +9,7 @@ import numpy as np
 from pat.layout import Layout
 from pat.links import Links
 from pat.model import ModelShape
+from pat.placement import shares_ranks
 from pat.profile import StepProfile
 
 
@@ -70,16 +71,13 @@ class SwitchModel:
         if self.kv not in ("cheaper", "migrate", "recompute"):
             raise ValueError(f"switch model: kv must be cheaper, migrate or recompute, not {self.kv!r}")
 
-    def migrate_s(self, old: Layout, new: Layout, context_tokens: np.ndarray, across: np.ndarray | bool) -> np.ndarray:
-        """Seconds that each sequence's KV keeps its old ranks' links busy. ``across``: it changes node.
-
-        bytes / links: the old replica's ``tp`` ranks send in parallel; what stays on a rank is a local copy.
+    def migrate_s(self, old: Layout, context_tokens, share, across) -> np.ndarray:
+        """Seconds that each sequence's KV keeps its old ranks' links busy: bytes / link speed, the ``old.tp`` ranks
+        sending in parallel. ``share`` of it leaves its rank; ``across``: it changes node. The rest is copied locally.
         """
-        whole = context_tokens * float(self.shape.kv_bytes_per_token())
-        inside = whole * wire_share(old, new) / old.tp / self.links.intra_node_bytes_per_s
-        beyond = whole / old.tp / self.links.inter_node_bytes_per_s
-        local = whole / old.tp / self.links.local_copy_bytes_per_s
-        return self.links.latency_s + local + np.where(across, beyond, inside)
+        rank_bytes = context_tokens * float(self.shape.kv_bytes_per_token()) / old.tp
+        speed = np.where(across, self.links.inter_node_bytes_per_s, self.links.intra_node_bytes_per_s)
+        return self.links.latency_s + rank_bytes * (share / speed + 1.0 / self.links.local_copy_bytes_per_s)
 
     def recompute_s(self, new: Layout, context_tokens: np.ndarray) -> np.ndarray:
         """Seconds that each sequence's prefill takes its new replica."""
@@ -103,13 +101,12 @@ class SwitchModel:
         if len(context_tokens) == 0:
             return SwitchCost(self.parts.fixed_s, 0.0, 0, 0, 0)
         context = np.asarray(context_tokens, dtype=float)
-        old_node = from_replica * old.tp // self.node
-        across = old_node != to_replica * new.tp // self.node
-        move_s, again_s = self.migrate_s(old, new, context, across), self.recompute_s(new, context)
+        across = from_replica * old.tp // self.node != to_replica * new.tp // self.node
+        share = np.where(shares_ranks(old, new, from_replica, to_replica, self.node), wire_share(old, new), 1.0)
+        move_s, again_s = self.migrate_s(old, context, share, across), self.recompute_s(new, context)
         migrate = {"cheaper": move_s <= again_s, "migrate": again_s >= 0, "recompute": again_s < 0}[self.kv]
         sent = np.bincount(from_replica, weights=np.where(migrate, move_s, 0.0))
         redone = np.bincount(to_replica, weights=np.where(migrate, 0.0, again_s))
-        share = np.where(across, 1.0, wire_share(old, new))
         moved_bytes = np.sum(np.where(migrate, context * share, 0.0)) * self.shape.kv_bytes_per_token()
         kv_s = max(float(sent.max(initial=0.0)), float(redone.max(initial=0.0)))
         return SwitchCost(self.parts.fixed_s, kv_s, int(moved_bytes), int(migrate.sum()), int((~migrate).sum()))
@@ -122,7 +119,7 @@ class SwitchModel:
         """
         if old == new:
             return np.zeros(np.shape(alive))
-        one = self.migrate_s(old, new, np.asarray(context_tokens, dtype=float), across=False)
+        one = self.migrate_s(old, np.asarray(context_tokens, dtype=float), wire_share(old, new), across=False)
         again = self.recompute_s(new, context_tokens)
         move_s, again_s = np.ceil(alive / old.dp) * one, np.ceil(alive / new.dp) * again
         kv_s = {"cheaper": np.where(one <= again, move_s, again_s), "migrate": move_s, "recompute": again_s}[self.kv]

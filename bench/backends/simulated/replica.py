@@ -1,0 +1,217 @@
+"""One engine replica on the logical clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from bench.backends.simulated.admission import Admission
+from pat.layout import Layout
+from pat.planner import known_course
+from pat.profile import StepProfile
+
+NO_ONE = np.empty(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sequences:
+    """All sequences of a rollout, by index [N]. ``generated_tokens`` and ``finished_s`` change as it goes on."""
+
+    prompt_tokens: np.ndarray
+    response_tokens: np.ndarray
+    generated_tokens: np.ndarray
+    finished_s: np.ndarray
+
+    @classmethod
+    def of(cls, prompt_tokens: np.ndarray, response_tokens: np.ndarray) -> Sequences:
+        prompt, response = (np.asarray(a, dtype=np.int64) for a in (prompt_tokens, response_tokens))
+        return cls(prompt, response, np.zeros_like(prompt), np.full(len(prompt), np.nan))
+
+    def context_tokens(self, ids: np.ndarray) -> np.ndarray:
+        return self.prompt_tokens[ids] + self.generated_tokens[ids]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Schedule:
+    """The decode steps ahead until the running batch is disturbed. Segments [K] of equal batch.
+
+    steps, batch, context_tokens (mean, at the segment's start), seconds: each [K]; the running sequences ``ids`` [n] in
+    the order in which they end, with their remaining decode steps ``ends`` [n].
+    """
+
+    ids: np.ndarray
+    ends: np.ndarray
+    steps: np.ndarray
+    batch: np.ndarray
+    context_tokens: np.ndarray
+    seconds: np.ndarray
+    until_steps: np.ndarray
+    until_s: np.ndarray
+
+
+@dataclass(slots=True, eq=False)
+class Replica:
+    """Runs its sequences step by step: admission, prefill, decode, retraction where the KV cache is full.
+
+    ``clock_s`` is the time of the last settled step boundary; ``schedule`` is what follows. ``log`` collects
+    (kind, start seconds, steps, batch, mean context, seconds) of what has been settled, arrays of segments.
+    """
+
+    index: int
+    layout: Layout
+    sequences: Sequences
+    profile: StepProfile
+    admission: Admission
+    clock_s: float = 0.0
+    running: np.ndarray = field(default_factory=lambda: NO_ONE)
+    queue: list[int] = field(default_factory=list)
+    log: list[tuple] = field(default_factory=list)
+    retractions: int = 0
+    schedule: Schedule | None = None
+
+    @property
+    def busy(self) -> bool:
+        return self.schedule is not None
+
+    @property
+    def end_s(self) -> float:
+        """When the present schedule ends."""
+        return self.clock_s + float(self.schedule.until_s[-1])
+
+    def start(self) -> None:
+        """Admit what waits and make the schedule from the present clock."""
+        self._admit()
+        self._make_schedule()
+
+    def advance(self, until_s: float) -> None:
+        """Settle every schedule that is over by ``until_s``; afterwards the schedule covers it, or nothing is left."""
+        while self.schedule is not None and self.end_s <= until_s:
+            self._settle(len(self.schedule.steps), int(self.schedule.until_steps[-1]))
+            if len(self.running) and not self.admission.fits_next_step(self._context(), len(self.running)):
+                self._retract()
+            self.start()
+
+    def stop(self, at_s: float) -> None:
+        """Settle up to the first step boundary at or after ``at_s`` and drop the schedule."""
+        self.advance(at_s)
+        if self.schedule is None or at_s <= self.clock_s:
+            self.schedule = None
+            return
+        plan, elapsed = self.schedule, at_s - self.clock_s
+        segment = int(np.searchsorted(plan.until_s, elapsed, side="left"))
+        before_s = float(plan.until_s[segment - 1]) if segment else 0.0
+        before = int(plan.until_steps[segment - 1]) if segment else 0
+        table = self.profile.table(self.layout.tp, int(plan.batch[0]))
+        where = (int(plan.batch[segment]), plan.context_tokens[segment])
+        whole = table.steps_within(*where, elapsed - before_s)
+        if before_s + float(table.run_s(*where, whole)) < elapsed:
+            whole += 1
+        whole = min(whole, int(plan.steps[segment]))
+        self._settle(segment, before + whole, partial_steps=whole)
+        self.schedule = None
+
+    def peek(self, at_s: float) -> tuple[np.ndarray, int]:
+        """(ids still running, decode steps done since the clock) at ``at_s``, which the schedule covers."""
+        if self.schedule is None:
+            return NO_ONE, 0
+        plan = self.schedule
+        elapsed = max(0.0, at_s - self.clock_s)
+        done = int(np.interp(elapsed, np.r_[0.0, plan.until_s], np.r_[0, plan.until_steps]))
+        return plan.ids[np.searchsorted(plan.ends, done, side="right") :], done
+
+    def step_s(self, at_s: float) -> float:
+        """Seconds of a decode step at ``at_s``, which the schedule covers."""
+        plan = self.schedule
+        segment = min(int(np.searchsorted(plan.until_s, at_s - self.clock_s, side="right")), len(plan.steps) - 1)
+        return float(plan.seconds[segment] / plan.steps[segment])
+
+    def _context(self) -> np.ndarray:
+        return self.sequences.context_tokens(self.running)
+
+    def _admit(self) -> None:
+        """Prefill from the head of the queue as the KV budget allows; each prefill yields one token."""
+        while self.queue:
+            s = self.sequences
+            count = self.admission.admit(
+                s.context_tokens(np.asarray(self.queue)),
+                s.generated_tokens[np.asarray(self.queue)],
+                self._context(),
+                s.generated_tokens[self.running],
+            )
+            if count == 0:
+                return
+            new, self.queue = np.asarray(self.queue[:count]), self.queue[count:]
+            tokens = int(s.context_tokens(new).sum())
+            seconds = self._prefill_s(tokens)
+            self.log.append(("extend", [self.clock_s], [1], [count], [tokens / count], [seconds]))
+            self.clock_s += seconds
+            s.generated_tokens[new] += 1
+            over = s.generated_tokens[new] >= s.response_tokens[new]
+            s.finished_s[new[over]] = self.clock_s
+            self.running = np.r_[self.running, new[~over]]
+
+    def _prefill_s(self, tokens: int) -> float:
+        """Chunks of the prefill budget, each with one host step."""
+        chunk = self.admission.chunk_tokens
+        chunks = np.r_[np.full(tokens // chunk, chunk), tokens % chunk]
+        device_s = float(self.profile.prefill_s(self.layout.tp, chunks).sum())
+        host = self.profile.host.step_s(self.layout.tp, 1) * np.count_nonzero(chunks)
+        return float(self.profile.host.combine(host, device_s))
+
+    def _make_schedule(self) -> None:
+        if len(self.running) == 0:
+            self.schedule = None
+            return
+        s = self.sequences
+        remaining = s.response_tokens[self.running] - s.generated_tokens[self.running]
+        order = np.argsort(remaining, kind="stable")
+        ids, ends = self.running[order], remaining[order]
+        course = known_course(ends, s.context_tokens(ids))
+        steps, batch, context = course.steps.astype(np.int64), course.alive.astype(np.int64), course.context_tokens
+        if self.queue:  # the first to leave may make room
+            steps, batch, context = steps[:1], batch[:1], context[:1]
+        room = np.floor(self.admission.capacity_tokens / batch - context).astype(np.int64)
+        short = np.flatnonzero(room < steps)
+        if short.size:  # the KV cache fills up inside this segment
+            last = int(short[0])
+            steps = np.r_[steps[:last], max(1, room[last])]
+            batch, context = batch[: last + 1], context[: last + 1]
+        table = self.profile.table(self.layout.tp, int(batch[0]))
+        seconds = table.run_s(batch, context, steps)
+        self.schedule = Schedule(ids, ends, steps, batch, context, seconds, np.cumsum(steps), np.cumsum(seconds))
+
+    def _settle(self, segments: int, steps: int, partial_steps: int = 0) -> None:
+        """Make the first ``segments`` segments, and ``partial_steps`` of the next, history."""
+        plan = self.schedule
+        if partial_steps:
+            table = self.profile.table(self.layout.tp, int(plan.batch[0]))
+            last_s = float(table.run_s(int(plan.batch[segments]), plan.context_tokens[segments], partial_steps))
+            count = np.r_[plan.steps[:segments], partial_steps]
+            seconds = np.r_[plan.seconds[:segments], last_s]
+        else:
+            count, seconds = plan.steps[:segments], plan.seconds[:segments]
+        until_s = np.cumsum(seconds)
+        n = len(count)
+        start_s = self.clock_s + np.r_[0.0, until_s[:-1]] if n else np.empty(0)
+        if n:
+            self.log.append(("decode", start_s, count, plan.batch[:n], plan.context_tokens[:n], seconds))
+        s = self.sequences
+        s.generated_tokens[plan.ids] += np.minimum(plan.ends, steps)
+        over = np.searchsorted(plan.ends, steps, side="right")
+        boundary = np.searchsorted(np.cumsum(count), plan.ends[:over])
+        s.finished_s[plan.ids[:over]] = self.clock_s + until_s[boundary]
+        self.running = plan.ids[over:]
+        self.clock_s += float(until_s[-1]) if n else 0.0
+        self.admission.decoded(steps)
+
+    def _retract(self) -> None:
+        """Put back the sequences with the fewest response tokens (then the longest prompts) until a step fits."""
+        s = self.sequences
+        keep = self.running[np.lexsort((s.prompt_tokens[self.running], -s.generated_tokens[self.running]))]
+        count = self.admission.kept(s.context_tokens(keep))
+        keep, back = keep[:count], keep[count:]
+        self.queue.extend(back[::-1].tolist())
+        self.retractions += len(back)
+        self.running = keep
+        self.admission.retracted(s.generated_tokens[keep])

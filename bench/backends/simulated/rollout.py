@@ -1,0 +1,175 @@
+"""A simulated rollout: replicas that advance independently, and a policy that may change the layout between steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from bench.backends.simulated.admission import Admission
+from bench.backends.simulated.replica import Replica, Sequences
+from pat.layout import Layout
+from pat.placement import place
+from pat.policy import Policy, RolloutState, Switch
+from pat.profile import StepProfile
+from pat.switch_cost import SwitchCost, SwitchModel
+
+
+@dataclass(frozen=True, eq=False)
+class System:
+    """The machine and engine that a rollout runs on. ``capacity_tokens``: KV tokens a replica of each layout holds."""
+
+    profile: StepProfile
+    switches: SwitchModel
+    capacity_tokens: dict[Layout, int]
+    chunk_tokens: int = 8192
+    max_running: int = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchEvent:
+    """One switch as it happened, with what the policy predicted."""
+
+    time_s: float
+    old: Layout
+    new: Layout
+    alive: int
+    wait_s: float
+    cost: SwitchCost
+    predicted_cost_s: float
+    predicted_gain_s: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rollout:
+    """What a rollout did. ``segments``: columns of runs of equal steps (see :func:`segments_of`)."""
+
+    first: Layout
+    rollout_s: float
+    finished_s: np.ndarray
+    switches: tuple[SwitchEvent, ...]
+    retractions: int
+    segments: dict[str, np.ndarray]
+
+
+def simulate(
+    system: System, policy: Policy, prompt_tokens: np.ndarray, response_tokens: np.ndarray, max_response_tokens: int
+) -> Rollout:
+    """Run every sequence [N] to its end. Deterministic; nothing reads a wall clock.
+
+    ValueError where one sequence alone exceeds a replica's KV capacity.
+    """
+    sequences = Sequences.of(prompt_tokens, response_tokens)
+    layout = first = policy.first_layout(sequences.prompt_tokens)
+    longest, capacity = int((sequences.prompt_tokens + sequences.response_tokens).max()), system.capacity_tokens[layout]
+    if longest > capacity:
+        raise ValueError(f"{layout} holds {capacity} KV tokens a replica, one sequence needs {longest}")
+    replicas = make_replicas(system, layout, sequences, max_response_tokens, 0.0)
+    for replica in replicas:  # round robin, as SGLang's data-parallel controller deals requests out
+        replica.queue = list(range(replica.index, len(sequences.prompt_tokens), layout.dp))
+        replica.start()
+    past, events, now_s = list(replicas), [], 0.0
+    while policy.interval_steps is not None and (busy := [r for r in replicas if r.busy]):
+        now_s = next_question_s(busy, policy.interval_steps, now_s)
+        for replica in busy:
+            replica.advance(now_s)
+        decision = policy.decide(observe(replicas, sequences, layout, now_s, len(events)))
+        if isinstance(decision, Switch):
+            event, replicas = switch(system, replicas, sequences, max_response_tokens, now_s, decision)
+            layout = decision.layout
+            events.append(event)
+            past.extend(replicas)
+    for replica in replicas:
+        replica.advance(np.inf)
+    return Rollout(
+        first=first,
+        rollout_s=float(np.max(sequences.finished_s)),
+        finished_s=sequences.finished_s,
+        switches=tuple(events),
+        retractions=sum(r.retractions for r in past),
+        segments=segments_of(past),
+    )
+
+
+def make_replicas(
+    system: System, layout: Layout, sequences: Sequences, max_response_tokens: int, clock_s: float
+) -> list[Replica]:
+    """Empty replicas of a layout, at one clock."""
+
+    def admission() -> Admission:
+        capacity = system.capacity_tokens[layout]
+        return Admission(capacity, max_response_tokens, system.max_running, system.chunk_tokens)
+
+    return [Replica(i, layout, sequences, system.profile, admission(), clock_s) for i in range(layout.dp)]
+
+
+def next_question_s(busy: list[Replica], interval_steps: int, now_s: float) -> float:
+    """When the slowest of the busy replicas will have made ``interval_steps`` more decode steps."""
+    return max(now_s, min(r.clock_s for r in busy)) + interval_steps * max(r.step_s(now_s) for r in busy)
+
+
+def observe(replicas: list[Replica], sequences: Sequences, layout: Layout, now_s: float, switches: int) -> RolloutState:
+    """What a policy may see at ``now_s``: progress of the living, lengths of the finished."""
+    seen = [r.peek(now_s) for r in replicas]
+    running = np.concatenate([ids for ids, _ in seen])
+    steps = np.concatenate([np.full(len(ids), done) for ids, done in seen])
+    waiting = [i for r in replicas for i in r.queue]
+    finished = np.ones(len(sequences.prompt_tokens), dtype=bool)
+    finished[running] = False
+    finished[waiting] = False
+    return RolloutState(
+        time_s=now_s,
+        layout=layout,
+        generated_tokens=sequences.generated_tokens[running] + steps,
+        context_tokens=sequences.context_tokens(running) + steps,
+        waiting=len(waiting),
+        finished_tokens=sequences.response_tokens[finished],
+        switches=switches,
+    )
+
+
+def switch(
+    system: System,
+    replicas: list[Replica],
+    sequences: Sequences,
+    max_response_tokens: int,
+    now_s: float,
+    decision: Switch,
+) -> tuple[SwitchEvent, list[Replica]]:
+    """Stop all replicas at their next step boundary, wait for the last, move the sequences, start the new layout."""
+    old, new = replicas[0].layout, decision.layout
+    for replica in replicas:
+        replica.stop(now_s)
+    barrier_s = max(now_s, *(r.clock_s for r in replicas))
+    running = np.concatenate([r.running for r in replicas])
+    origin = np.repeat([r.index for r in replicas], [len(r.running) for r in replicas])
+    context = sequences.context_tokens(running)
+    capacity = system.capacity_tokens[new]
+    target = place(old, new, origin, context, capacity, system.switches.node)
+    moved = target >= 0
+    cost = system.switches.cost(old, new, context[moved], origin[moved], target[moved])
+    fresh = make_replicas(system, new, sequences, max_response_tokens, barrier_s + cost.total_s)
+    waiting = running[~moved].tolist() + [i for r in replicas for i in r.queue]
+    for replica in fresh:
+        replica.running = running[target == replica.index]
+        replica.queue = waiting[replica.index :: new.dp]
+        replica.start()
+    wait_s = barrier_s - now_s
+    event = SwitchEvent(now_s, old, new, len(running), wait_s, cost, decision.cost_s, decision.gain_s)
+    return event, fresh
+
+
+def segments_of(replicas: list[Replica]) -> dict[str, np.ndarray]:
+    """Columns time_s, replica, tp, kind, steps, batch, context_tokens, seconds: a row is a run of ``steps`` steps of
+    the same sequences; context_tokens is their mean at its start, seconds the time of the whole run."""
+    rows = [(r, entry) for r in replicas for entry in r.log]
+    sizes = [len(entry[1]) for _, entry in rows]
+    columns = {
+        name: np.concatenate([np.asarray(entry[i]) for _, entry in rows])
+        for i, name in enumerate(("time_s", "steps", "batch", "context_tokens", "seconds"), start=1)
+    }
+    columns["replica"] = np.repeat([r.index for r, _ in rows], sizes)
+    columns["tp"] = np.repeat([r.layout.tp for r, _ in rows], sizes)
+    columns["kind"] = np.repeat([entry[0] for _, entry in rows], sizes)
+    order = np.lexsort((columns["replica"], columns["time_s"]))
+    return {name: column[order] for name, column in columns.items()}
