@@ -9,7 +9,7 @@ import numpy as np
 
 from pat.layout import Layout
 from pat.lengths import LengthModel
-from pat.planner import Plan, Planner, outlook
+from pat.planner import Outlook, Planner, outlook
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -21,6 +21,7 @@ class RolloutState:
     waiting           sequences that have not begun or were retracted
     finished_tokens   [m] lengths of the responses that have ended
     switches          switches made so far in this rollout
+    sequence_ids      [n] which sequences of the rollout are running, where the engine tells
     """
 
     time_s: float
@@ -30,6 +31,7 @@ class RolloutState:
     waiting: int
     finished_tokens: np.ndarray
     switches: int = 0
+    sequence_ids: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,17 +76,40 @@ class StaticPolicy:
         return Keep("static")
 
 
+class Foresight(Protocol):
+    """What is expected of the rest of a rollout."""
+
+    def at_start(self, prompt_tokens: np.ndarray) -> Outlook: ...
+
+    def during(self, state: RolloutState) -> Outlook: ...
+
+
+@dataclass(frozen=True, eq=False)
+class LengthForesight:
+    """By a length model, corrected by what the running rollout reveals. Waiting sequences count as just begun."""
+
+    lengths: LengthModel
+
+    def at_start(self, prompt_tokens: np.ndarray) -> Outlook:
+        return outlook(self.lengths, np.zeros(len(prompt_tokens)), float(np.mean(prompt_tokens)))
+
+    def during(self, state: RolloutState) -> Outlook:
+        generated = np.r_[state.generated_tokens, np.zeros(state.waiting)]
+        lengths = self.lengths.updated(state.finished_tokens, state.generated_tokens)
+        return outlook(lengths, generated, float(np.mean(state.context_tokens)))
+
+
 @dataclass(frozen=True, eq=False)
 class AdaptivePolicy:
-    """PAT: switches when the predicted benefit beats the predicted cost by ``margin``, and waiting would not be better.
+    """PAT: switches when the predicted benefit beats the predicted cost by a margin and waiting would not be better.
 
     start       the layout to begin in; None: the planner chooses it
     max_hops    switches in one rollout (the paper: 1)
-    margin      a switch must save (1 + margin) times its cost
+    margin      what a switch must save, its cost already paid, as a multiple of that cost
     """
 
     planner: Planner
-    lengths: LengthModel
+    foresight: Foresight
     start: Layout | None = None
     max_hops: int = 3
     margin: float = 0.25
@@ -93,7 +118,7 @@ class AdaptivePolicy:
     def first_layout(self, prompt_tokens: np.ndarray) -> Layout:
         if self.start is not None:
             return self.start
-        ahead = outlook(self.lengths, np.zeros(len(prompt_tokens)), float(np.mean(prompt_tokens)))
+        ahead = self.foresight.at_start(prompt_tokens)
         return self.planner.first_layout(ahead, float(np.sum(prompt_tokens)), self.max_hops)[0]
 
     def decide(self, state: RolloutState) -> Keep | Switch:
@@ -104,20 +129,13 @@ class AdaptivePolicy:
             return Keep("nothing is running")
         if not self._another_is_faster(state):
             return Keep("the present layout is the fastest for now")
-        plan = self.plan(state, hops)
+        plan = self.planner.plan(state.layout, self.foresight.during(state), hops)
         if plan.now is None:
             return Keep("waiting or staying is better")
         gain_s, cost_s = plan.stay_s - plan.best_s, plan.first_cost_s
         if gain_s <= self.margin * cost_s:
             return Keep(f"gain {gain_s:.3f} s is within the margin of the cost {cost_s:.3f} s")
         return Switch(plan.now, gain_s, cost_s, f"saves {gain_s:.3f} s after a cost of {cost_s:.3f} s")
-
-    def plan(self, state: RolloutState, max_hops: int) -> Plan:
-        """The best way on, by lengths as this rollout has revealed them. Waiting sequences count as just begun."""
-        generated = np.r_[state.generated_tokens, np.zeros(state.waiting)]
-        lengths = self.lengths.updated(state.finished_tokens, state.generated_tokens)
-        ahead = outlook(lengths, generated, float(np.mean(state.context_tokens)))
-        return self.planner.plan(state.layout, ahead, max_hops)
 
     def _another_is_faster(self, state: RolloutState) -> bool:
         """Whether a step of the present batch would be shorter elsewhere: the cheap test before any planning."""

@@ -125,6 +125,7 @@ def observe(replicas: list[Replica], sequences: Sequences, layout: Layout, now_s
         waiting=len(waiting),
         finished_tokens=sequences.response_tokens[finished],
         switches=switches,
+        sequence_ids=running,
     )
 
 
