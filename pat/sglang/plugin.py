@@ -2,6 +2,19 @@
 
 from __future__ import annotations
 
+import os
+from importlib import import_module
+
+MODULES = {
+    "PAT_STEP_LOG": "pat.sglang.step_log",
+    "PAT_SHM_ALLREDUCE": "pat.sglang.shm_allreduce",
+    "PAT_PIN": "pat.sglang.pin",
+}
+"""Environment variable that turns a part on -> the module whose ``register()`` hooks it in."""
+
 
 def register() -> None:
     """Register the hooks that the environment asks for (none by default)."""
+    for variable, module in MODULES.items():
+        if os.environ.get(variable):
+            import_module(module).register()
