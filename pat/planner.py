@@ -93,7 +93,7 @@ class Planner:
         batch = -(-alive // layout.dp)
         fits = max(1, int(self.capacity_tokens[layout] / context_tokens))
         run = min(batch, fits)
-        return float(self.profile.table(layout.tp, run).step_s(run, context_tokens)) * batch / run
+        return self.profile.table(layout.tp, run).one_step_s(run, context_tokens) * batch / run
 
     def segment_s(self, ahead: Outlook) -> np.ndarray:
         """[L, K] expected seconds of each segment under each layout.

@@ -102,7 +102,7 @@ class StepProfile:
 
     def decode_s(self, tp: int, batch: float, context_tokens: float) -> float:
         """Seconds of one decode step of ``batch`` sequences whose mean context is ``context_tokens``."""
-        return float(self.table(tp, int(batch)).step_s(batch, context_tokens))
+        return self.table(tp, int(batch)).one_step_s(int(batch), context_tokens)
 
     def prefill_s(self, tp: int, tokens: np.ndarray | float) -> np.ndarray:
         """Seconds to prefill ``tokens`` in one step."""

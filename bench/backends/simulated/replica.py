@@ -36,8 +36,9 @@ class Sequences:
 class Schedule:
     """The decode steps ahead until the running batch is disturbed. Segments [K] of equal batch.
 
-    steps, batch, context_tokens (mean, at the segment's start), seconds: each [K]; the running sequences ``ids`` [n] in
-    the order in which they end, with their remaining decode steps ``ends`` [n].
+    steps, batch, context_tokens (mean, at the segment's start), seconds: each [K]; until_steps, until_s [K + 1]: steps
+    and seconds before each segment, and in all; the running sequences ``ids`` [n] in the order in which they end, with
+    their remaining decode steps ``ends`` [n].
     """
 
     ids: np.ndarray
@@ -99,9 +100,8 @@ class Replica:
             self.schedule = None
             return
         plan, elapsed = self.schedule, at_s - self.clock_s
-        segment = int(np.searchsorted(plan.until_s, elapsed, side="left"))
-        before_s = float(plan.until_s[segment - 1]) if segment else 0.0
-        before = int(plan.until_steps[segment - 1]) if segment else 0
+        segment = int(np.searchsorted(plan.until_s[1:], elapsed, side="left"))
+        before_s, before = float(plan.until_s[segment]), int(plan.until_steps[segment])
         table = self.profile.table(self.layout.tp, int(plan.batch[0]))
         where = (int(plan.batch[segment]), plan.context_tokens[segment])
         whole = table.steps_within(*where, elapsed - before_s)
@@ -117,13 +117,13 @@ class Replica:
             return NO_ONE, 0
         plan = self.schedule
         elapsed = max(0.0, at_s - self.clock_s)
-        done = int(np.interp(elapsed, np.r_[0.0, plan.until_s], np.r_[0, plan.until_steps]))
+        done = int(np.interp(elapsed, plan.until_s, plan.until_steps))
         return plan.ids[np.searchsorted(plan.ends, done, side="right") :], done
 
     def step_s(self, at_s: float) -> float:
         """Seconds of a decode step at ``at_s``, which the schedule covers."""
         plan = self.schedule
-        segment = min(int(np.searchsorted(plan.until_s, at_s - self.clock_s, side="right")), len(plan.steps) - 1)
+        segment = min(int(np.searchsorted(plan.until_s[1:], at_s - self.clock_s, side="right")), len(plan.steps) - 1)
         return float(plan.seconds[segment] / plan.steps[segment])
 
     def _context(self) -> np.ndarray:
@@ -179,30 +179,28 @@ class Replica:
             batch, context = batch[: last + 1], context[: last + 1]
         table = self.profile.table(self.layout.tp, int(batch[0]))
         seconds = table.run_s(batch, context, steps)
-        self.schedule = Schedule(ids, ends, steps, batch, context, seconds, np.cumsum(steps), np.cumsum(seconds))
+        self.schedule = Schedule(
+            ids, ends, steps, batch, context, seconds, np.r_[0, np.cumsum(steps)], np.r_[0.0, np.cumsum(seconds)]
+        )
 
     def _settle(self, segments: int, steps: int, partial_steps: int = 0) -> None:
-        """Make the first ``segments`` segments, and ``partial_steps`` of the next, history."""
+        """Make the first ``segments`` segments, and ``partial_steps`` of the next, history: ``steps`` in all."""
         plan = self.schedule
+        count, seconds = plan.steps[:segments], plan.seconds[:segments]
         if partial_steps:
             table = self.profile.table(self.layout.tp, int(plan.batch[0]))
-            last_s = float(table.run_s(int(plan.batch[segments]), plan.context_tokens[segments], partial_steps))
-            count = np.r_[plan.steps[:segments], partial_steps]
-            seconds = np.r_[plan.seconds[:segments], last_s]
-        else:
-            count, seconds = plan.steps[:segments], plan.seconds[:segments]
-        until_s = np.cumsum(seconds)
-        n = len(count)
-        start_s = self.clock_s + np.r_[0.0, until_s[:-1]] if n else np.empty(0)
-        if n:
-            self.log.append(("decode", start_s, count, plan.batch[:n], plan.context_tokens[:n], seconds))
+            last_s = table.run_s(int(plan.batch[segments]), plan.context_tokens[segments], partial_steps)
+            count, seconds = np.r_[count, partial_steps], np.r_[seconds, last_s]
+        n, until_s = len(count), np.r_[0.0, np.cumsum(seconds)]
+        start_s = self.clock_s + until_s[:-1]
+        self.log.append(("decode", start_s, count, plan.batch[:n], plan.context_tokens[:n], seconds))
         s = self.sequences
         s.generated_tokens[plan.ids] += np.minimum(plan.ends, steps)
         over = np.searchsorted(plan.ends, steps, side="right")
         boundary = np.searchsorted(np.cumsum(count), plan.ends[:over])
-        s.finished_s[plan.ids[:over]] = self.clock_s + until_s[boundary]
+        s.finished_s[plan.ids[:over]] = self.clock_s + until_s[1 + boundary]
         self.running = plan.ids[over:]
-        self.clock_s += float(until_s[-1]) if n else 0.0
+        self.clock_s += float(until_s[-1])
         self.admission.decoded(steps)
 
     def _retract(self) -> None:
