@@ -37,7 +37,7 @@ def install(target: Path) -> None:
     if mark.is_file() and mark.read_text() == stamp(cuda):
         return
     print(f"installing into {target} ({'CUDA' if cuda else 'CPU'}): some minutes and 3 GB, once", flush=True)
-    venv.create(target, with_pip=True, clear=mark.is_file())
+    venv.create(target, with_pip=True)
     python = target / "bin" / "python"
     for arguments in steps(cuda):
         print("pip install", *arguments, flush=True)

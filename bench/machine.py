@@ -1,0 +1,74 @@
+"""The machine and engine of a predicted cell: profile, links, KV capacity of each layout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import yaml
+
+from baselines.switch_parts import SEAT_PARTS, paper_parts, restart_parts
+from bench.backends.simulated.rollout import System
+from bench.experiment import Experiment
+from bench.gpus import gpu
+from bench.launch_plan import kv_capacity_tokens
+from bench.models import model_shape
+from bench.profiles import step_profile
+from bench.profiles.links import links_of
+from pat.layout import Layout
+from pat.links import Links
+from pat.model import ModelShape
+from pat.planner import Planner
+from pat.profile import StepProfile
+from pat.switch_cost import SwitchModel, SwitchParts
+
+PAPER = Path(__file__).parent / "data" / "paper.yaml"
+
+
+@cache
+def paper_numbers() -> dict:
+    """The paper's figures, with confidence and source."""
+    return yaml.safe_load(PAPER.read_text())
+
+
+@dataclass(frozen=True, eq=False)
+class Machine:
+    """What the arms of one cell run on. ``capacity_tokens`` lacks the layouts that cannot hold the longest sequence."""
+
+    shape: ModelShape
+    profile: StepProfile
+    links: Links
+    node: int
+    capacity_tokens: dict[Layout, int]
+
+    @property
+    def layouts(self) -> tuple[Layout, ...]:
+        return tuple(self.capacity_tokens)
+
+    def switches(self, parts: SwitchParts, kv: str = "cheaper") -> SwitchModel:
+        return SwitchModel(self.shape, self.profile, self.links, parts, self.node, kv)
+
+    def system(self, switches: SwitchModel) -> System:
+        return System(self.profile, switches, self.capacity_tokens)
+
+    def planner(self, switches: SwitchModel) -> Planner:
+        return Planner(self.profile, switches, self.layouts, self.capacity_tokens)
+
+    def parts(self, name: str) -> SwitchParts:
+        """Fixed switch parts by name: seats, paper or restart."""
+        overhead_s = paper_numbers()["switch_overhead_s"]
+        if name == "paper":
+            return paper_parts(overhead_s, self.links, links_of("a40"))
+        return {"seats": SEAT_PARTS, "restart": restart_parts(overhead_s)}[name]
+
+
+def machine_of(experiment: Experiment, host_term: str) -> Machine:
+    """The machine of a predicted experiment under a host term; UserError where no layout fits."""
+    shape = model_shape(experiment.model)
+    experiment.check_model(shape)
+    profile = step_profile(experiment.model, experiment.cluster.gpu, host_term)
+    longest = experiment.max_prompt_tokens + experiment.max_response_tokens
+    capacity = {a: kv_capacity_tokens(shape, gpu(experiment.cluster.gpu), a.tp) for a in experiment.layouts}
+    fitting = {a: tokens for a, tokens in capacity.items() if tokens >= longest}
+    return Machine(shape, profile, links_of(experiment.cluster.gpu), experiment.cluster.gpus_per_node, fitting)

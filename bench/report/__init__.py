@@ -1,0 +1,1 @@
+"""Reports: markdown and plots, made from raw records alone."""
