@@ -37,8 +37,9 @@ def install(target: Path) -> None:
     if mark.is_file() and mark.read_text() == stamp(cuda):
         return
     print(f"installing into {target} ({'CUDA' if cuda else 'CPU'}): some minutes and 3 GB, once", flush=True)
-    venv.create(target, with_pip=True)
     python = target / "bin" / "python"
+    if not python.exists():
+        venv.create(target, with_pip=True, symlinks=True)
     for arguments in steps(cuda):
         print("pip install", *arguments, flush=True)
         command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *arguments]
