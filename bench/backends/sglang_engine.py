@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import importlib.util
 import logging
 import os
 import shutil
@@ -12,14 +11,14 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 
+from bench.backends.engine_arguments import EngineError, check_launch, engine_arguments, engine_environment
+from bench.backends.processes import child_processes, end_processes, lives, quiet_resource_tracker
 from pat.layout import Layout
-from pat.model import ModelShape
 from pat.sglang.step_log import read_steps
 
 WATCH_S = 0.5
@@ -27,10 +26,6 @@ WATCH_S = 0.5
 
 SETTLE_S = 0.3
 """After the leaders have said that caches are empty: their followers may still be at it."""
-
-
-class EngineError(ValueError):
-    """An engine cannot be started or a rollout cannot be run; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,80 +40,6 @@ class EngineRollout:
     seconds: float
     output_ids: list[list[int]]
     steps: pd.DataFrame
-
-
-def engine_arguments(
-    model_path: str,
-    layout: Layout,
-    device: str = "cpu",
-    *,
-    sequences: int = 128,
-    kv_tokens_per_rank: int | None = None,
-    mem_fraction: float | None = None,
-    seed: int = 0,
-) -> dict:
-    """Arguments of ``sgl.Engine`` for a static layout. ``device``: ``cpu`` or ``cuda``.
-
-    sequences            of the whole rollout: a replica runs at most its share at once
-    kv_tokens_per_rank   KV budget of one rank, counted in tokens of *all* heads; a replica of tp ranks caches tp times
-                         as many, so every layout has the same memory. On CUDA None lets SGLang fill the GPU.
-    """
-    arguments = {
-        "model_path": str(model_path),
-        "device": device,
-        "tp_size": layout.tp,
-        "dp_size": layout.dp,
-        "load_balance_method": "round_robin",
-        "max_running_requests": -(-sequences // layout.dp),
-        "random_seed": seed,
-        "skip_tokenizer_init": True,
-        "skip_server_warmup": True,
-        "log_level": "error",
-    }
-    if kv_tokens_per_rank is not None:
-        arguments["max_total_tokens"] = kv_tokens_per_rank * layout.tp
-    if device == "cuda":
-        return arguments | {"dtype": "bfloat16"} | ({"mem_fraction_static": mem_fraction} if mem_fraction else {})
-    arguments.setdefault("max_total_tokens", 16_384 * layout.tp)
-    return arguments | {
-        "dtype": "float32",  # bfloat16 on a CPU is not exact between layouts
-        "attention_backend": "torch_native",
-        "sampling_backend": "pytorch",
-        "disable_cuda_graph": True,
-        "disable_overlap_schedule": True,
-    }
-
-
-def engine_environment(
-    layout: Layout, device: str, log_directory: Path, *, shm_allreduce: bool = True, pin: bool = True
-) -> dict[str, str]:
-    """Environment variables of the engine's processes: SGLang's CPU mode, and the parts of PAT's plugin to turn on."""
-    environment = {"PAT_STEP_LOG": str(log_directory), "PYTHONWARNINGS": "ignore", "TQDM_DISABLE": "1"}
-    if device == "cuda":
-        return environment
-    cores = os.cpu_count() or 1
-    return environment | {
-        "SGLANG_USE_CPU_ENGINE": "1",
-        "SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(rank % cores) for rank in range(layout.world)),
-        "OMP_NUM_THREADS": "1",
-        "PAT_SHM_ALLREDUCE": "1" if shm_allreduce else "",
-        "PAT_PIN": "1" if pin else "",
-    }
-
-
-def check_launch(model_path: str, layout: Layout, device: str) -> None:
-    """EngineError, with a remedy, where an engine of this layout could not start."""
-    if importlib.util.find_spec("sglang") is None:
-        raise EngineError("sglang is not installed; run through tox, or `python bench/install.py VENV`")
-    local = Path(model_path).is_dir()
-    if not local and (device == "cpu" or Path(model_path).is_absolute() or str(model_path).startswith(".")):
-        raise EngineError(f"no model directory at {model_path}; give one, or a preset of bench.tiny_models")
-    if local:
-        shape = ModelShape.load(Path(model_path))
-        try:
-            shape.check_tp(layout.tp)
-        except ValueError as error:
-            raise EngineError(f"{error}; choose a TP that divides the heads") from None
 
 
 class StaticEngine:
@@ -160,11 +81,11 @@ class StaticEngine:
         self.loop = asyncio.new_event_loop()
         asyncio.set_event_loop(self.loop)
         try:
+            logging.getLogger("sglang.srt.entrypoints.engine").addFilter(not_of_sigquit)
             with warnings.catch_warnings(action="ignore"):
                 import sglang
 
-            logging.getLogger("sglang.srt.entrypoints.engine").addFilter(not_of_sigquit)
-            self.engine = sglang.Engine(**self.arguments, custom_sigquit_handler=fail_launch)
+                self.engine = sglang.Engine(**self.arguments, custom_sigquit_handler=fail_launch)
             atexit.unregister(self.engine.shutdown)  # it kills every child of this process, also those not its own
             atexit.register(self.stop)
             manager = self.engine.tokenizer_manager
@@ -301,43 +222,3 @@ def not_of_sigquit(record: logging.LogRecord) -> bool:
 
 def fail_launch(*_signal) -> None:
     raise EngineError("a process of the engine failed while it started; see the messages above")
-
-
-def child_processes() -> list:
-    import psutil
-
-    return psutil.Process().children(recursive=True)
-
-
-def lives(process) -> bool:
-    import psutil
-
-    with suppress(psutil.NoSuchProcess):
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    return False
-
-
-def end_processes(processes: list) -> None:
-    """Kill them and wait until they are gone."""
-    import psutil
-
-    for process in processes:
-        with suppress(psutil.NoSuchProcess):
-            process.kill()
-    psutil.wait_procs(processes, timeout=20)
-
-
-def quiet_resource_tracker() -> None:
-    """Start Python's resource tracker without its stderr: at exit it reports SGLang's segments, which are in order."""
-    from multiprocessing import resource_tracker
-
-    if getattr(resource_tracker._resource_tracker, "_pid", None) is not None:
-        return
-    stderr, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 2)
-    try:
-        resource_tracker.ensure_running()
-    finally:
-        os.dup2(stderr, 2)
-        os.close(stderr)
-        os.close(null)
