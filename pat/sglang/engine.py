@@ -1,0 +1,249 @@
+"""AdaptiveEngine: SGLang's Engine, with a layout that can change while requests are in flight."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import signal
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import zmq
+from sglang.srt.entrypoints.engine import Engine
+from sglang.srt.managers.tokenizer_manager import SignalHandler
+
+from pat.layout import Layout
+from pat.model import ModelShape
+from pat.reshard.kv import MODES, KvCosts
+from pat.sglang.guard import EngineDied, Guard
+from pat.sglang.order import Fault, Order, Route
+from pat.sglang.record import SwitchRecord
+from pat.sglang.reports import Answer, Failure, Hello, Mailbox, Steps
+from pat.sglang.settings import VARIABLE, Settings
+
+START_S = 30.0
+REFUSED = {
+    "speculative_algorithm": "speculative decoding",
+    "lora_paths": "LoRA",
+    "enable_lora": "LoRA",
+    "quantization": "quantised weights",
+    "enable_dp_attention": "DP attention",
+    "enable_hierarchical_cache": "the hierarchical cache",
+    "pp_size": "pipeline parallelism",
+    "ep_size": "expert parallelism",
+    "nnodes": "several nodes",
+    "tokenizer_worker_num": "several tokenizers",
+}
+
+
+class SwitchVetoed(RuntimeError):
+    """A switch did not happen; the engine goes on in its old layout with all requests."""
+
+
+class AdaptiveEngine(Engine):
+    """Takes SGLang's arguments, except that ``layouts`` stands for ``tp_size`` and ``dp_size``.
+
+    layouts   the layouts it can take; it starts in the one with the lowest TP
+    costs     rates that the choice between migration and recomputation of KV cache follows from
+    wait_s    the most that ranks wait for one another in a switch, and three times that the engine for its answer
+    """
+
+    def __init__(
+        self,
+        *,
+        model_path: str,
+        layouts: tuple[Layout, ...],
+        costs: KvCosts = KvCosts(),  # noqa: B008 (frozen)
+        wait_s: float = 60.0,
+        report_steps: int = 0,
+        **arguments: Any,
+    ) -> None:
+        check_arguments(model_path, layouts, arguments)
+        self.guard = Guard()
+        self.costs, self.records = costs, []
+        self._hellos: queue.Queue[Hello] = queue.Queue()
+        self._answers: queue.Queue[Answer] = queue.Queue()
+        self._turn, self._number = threading.Lock(), 0
+        self.on_steps = lambda steps: None
+        self._mailbox = Mailbox(self._receive)
+        self.settings = Settings(
+            layouts=tuple(sorted(set(layouts))),
+            port=free_port(),
+            reports=self._mailbox.address,
+            orders=self._mailbox.beside("orders"),
+            wait_s=wait_s,
+            report_steps=report_steps,
+        )
+        self.layout = self.settings.start
+        if len(self.settings.layouts) > 1:
+            os.environ[VARIABLE] = self.settings.to_json()
+        try:
+            super().__init__(
+                model_path=model_path,
+                tp_size=self.layout.tp,
+                dp_size=self.layout.dp,
+                **{"load_balance_method": "round_robin"} | arguments,
+            )
+        finally:
+            os.environ.pop(VARIABLE, None)
+        self._take_over()
+
+    def _take_over(self) -> None:
+        """From here on, a failed process raises an error here instead of killing this process."""
+        manager = self.tokenizer_manager
+        manager._subprocess_watchdog.stop()
+        manager.signal_handler_class = lambda manager: QuitHandler(manager, self.guard)
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGQUIT, lambda *_: self.guard.fail("a process of the engine has failed"))
+        hellos = []
+        try:
+            for _ in range(self.layout.world if len(self.settings.layouts) > 1 else 0):
+                hellos.append(self._hellos.get(timeout=START_S))
+        except queue.Empty:
+            self.shutdown()
+            raise RuntimeError(
+                "no scheduler took the plugin: is the package installed, with entry point pat?"
+            ) from None
+        self.seats = next((hello.seats for hello in hellos if hello.rank == 0), {})
+        self.guard.watch([*self.get_all_child_pids(), *(hello.pid for hello in hellos)])
+        self._commands = zmq.Context.instance().socket(zmq.PUSH)
+        self._commands.connect(self.settings.orders)
+
+    def _receive(self, report: Hello | Answer | Failure | Steps) -> None:
+        """In the mailbox's thread."""
+        if isinstance(report, Answer):
+            self._answers.put(report)
+        elif isinstance(report, Steps):
+            self.on_steps(report)
+        elif isinstance(report, Hello):
+            self._hellos.put(report)
+        else:
+            self.guard.fail(f"rank {report.rank} failed: {report.reason}")
+
+    def switch(self, layout: Layout, kv: str = "auto", fault: Fault = Fault()) -> SwitchRecord:  # noqa: B008 (frozen)
+        """Go to ``layout`` at the next step boundary, with all requests. From any thread; one switch at a time.
+
+        ``kv``: "auto", "migrate" or "recompute". ``fault`` is for tests. SwitchVetoed where the old layout goes on,
+        EngineDied where a process was lost, ValueError for a layout that the engine was not started with.
+        """
+        if layout not in self.settings.layouts:
+            known = ", ".join(map(str, self.settings.layouts))
+            raise ValueError(f"switch: {layout} is not one of this engine's layouts ({known})")
+        if kv not in MODES:
+            raise ValueError(f"switch: kv {kv!r} is none of {', '.join(MODES)}")
+        with self._turn:
+            self.guard.check()
+            if layout == self.layout:
+                raise SwitchVetoed(f"the engine is in {layout} already")
+            self._number += 1
+            order = Order(self._number, time.monotonic(), layout, kv, self.costs, fault)
+            self._commands.send_pyobj(order)
+            answer = self._answer()
+            if answer.error is None:
+                self.layout = layout
+            self.tokenizer_manager.update_control_communicator_fan_out(self.layout.dp)
+            self._commands.send_pyobj(Route(self.layout.dp))
+            if answer.error is not None:
+                raise SwitchVetoed(f"{layout}: {answer.error}")
+            now_s = time.monotonic()
+            record = SwitchRecord.of(order.number, answer.facts, now_s - order.sent_s, now_s - answer.sent_s)
+            self.records.append(record)
+            return record
+
+    def _answer(self) -> Answer:
+        """The answer to the last order. A scheduler that fails reports it, one that is gone is seen by the guard."""
+        deadline_s = time.monotonic() + 3 * self.settings.wait_s
+        while time.monotonic() < deadline_s:
+            self.guard.check()
+            try:
+                answer = self._answers.get(timeout=0.1)
+            except queue.Empty:
+                continue
+            if answer.number == self._number:
+                return answer
+        self.guard.fail(f"no answer to switch {self._number} in {3 * self.settings.wait_s:.0f} s")
+        self.guard.check()
+
+    async def async_switch(self, layout: Layout, kv: str = "auto", fault: Fault = Fault()) -> SwitchRecord:  # noqa: B008
+        """:meth:`switch`, without blocking the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(None, self.switch, layout, kv, fault)
+
+    async def async_generate(self, *args: Any, **kwargs: Any) -> dict | list[dict] | AsyncIterator[dict]:
+        """As SGLang's. EngineDied where the engine fails meanwhile."""
+        result = await self.guard.run(super().async_generate(*args, **kwargs))
+        return self._guarded(result) if kwargs.get("stream") is True else result
+
+    async def _guarded(self, chunks: AsyncIterator[dict]) -> AsyncIterator[dict]:
+        while True:
+            try:
+                yield await self.guard.run(anext(chunks))
+            except StopAsyncIteration:
+                return
+
+    def generate(self, *args: Any, **kwargs: Any) -> dict | list[dict] | Iterator[dict]:
+        """As SGLang's. EngineDied where the engine fails meanwhile."""
+        result = self.loop.run_until_complete(self.async_generate(*args, **kwargs))
+        return self._chunks(result) if kwargs.get("stream") is True else result
+
+    def _chunks(self, chunks: AsyncIterator[dict]) -> Iterator[dict]:
+        while True:
+            try:
+                yield self.loop.run_until_complete(anext(chunks))
+            except StopAsyncIteration:
+                return
+
+    def abort(self, rid: str = "", all_requests: bool = False) -> None:
+        """End a request, or all of them, where it is: it returns what it has generated."""
+        self.tokenizer_manager.abort_request(rid=rid, abort_all=all_requests)
+
+    def open_session(self, *args: Any, **kwargs: Any) -> str:
+        raise ValueError("AdaptiveEngine: sessions are not supported; a session's KV cache cannot be moved")
+
+    def _resolve_routed_dp_rank(self, routed_dp_rank: int | None, data_parallel_rank: int | None) -> None:
+        if routed_dp_rank is not None or data_parallel_rank is not None:
+            raise ValueError("AdaptiveEngine: requests cannot be pinned to a replica, for replicas change")
+
+    def shutdown(self) -> None:
+        """End the engine and its processes. May be called again, and after a failure."""
+        self.guard.closed.set()
+        self._mailbox.close()
+        super().shutdown()
+
+
+class QuitHandler(SignalHandler):
+    """SGLang's handler of SIGQUIT kills this process; ours ends the engine only."""
+
+    def __init__(self, manager, guard: Guard) -> None:
+        super().__init__(manager)
+        self.guard = guard
+
+    def running_phase_sigquit_handler(self, signum=None, frame=None) -> None:
+        threading.Thread(target=self.guard.fail, args=("a process of the engine has failed",)).start()
+
+
+def check_arguments(model_path: str, layouts: tuple[Layout, ...], arguments: dict[str, Any]) -> None:
+    """ValueError names the first argument that cannot be had together with switching."""
+    for name in ("tp_size", "dp_size", "tp", "dp"):
+        if name in arguments:
+            raise ValueError(f"AdaptiveEngine: give layouts instead of {name}")
+    for name, what in REFUSED.items():
+        if arguments.get(name) not in (None, False, 1, [], {}):
+            raise ValueError(f"AdaptiveEngine: {what} ({name}) is not supported")
+    if arguments.get("load_balance_method", "round_robin") != "round_robin":
+        raise ValueError("AdaptiveEngine: load_balance_method must be round_robin")
+    shape = ModelShape.load(model_path)
+    for layout in layouts:
+        shape.check_tp(layout.tp)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+__all__ = ["AdaptiveEngine", "EngineDied", "SwitchVetoed"]

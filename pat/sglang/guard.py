@@ -1,0 +1,98 @@
+"""The end of an engine whose processes have failed: everything that waits gets one clear error, all processes go."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, TypeVar
+
+import psutil
+
+T = TypeVar("T")
+INTERVAL_S = 0.25
+
+
+class EngineDied(RuntimeError):
+    """The engine's processes have failed and are gone; start a new engine."""
+
+
+class Guard:
+    """Watches processes, and lets coroutines wait for an engine without waiting for ever."""
+
+    def __init__(self) -> None:
+        self.failure: EngineDied | None = None
+        self.failed, self.closed = threading.Event(), threading.Event()
+        self._tasks: dict[asyncio.Task, asyncio.AbstractEventLoop] = {}
+        self._lock = threading.Lock()
+        self._processes: list[psutil.Process] = []
+        self.on_failure: Callable[[], None] = lambda: None
+
+    def watch(self, pids: Iterable[int]) -> None:
+        """Fail as soon as one of these processes ends. ``pids`` must be alive."""
+        self._processes = [psutil.Process(pid) for pid in sorted(set(pids))]
+        threading.Thread(target=self._watch, name="pat-guard", daemon=True).start()
+
+    def _watch(self) -> None:
+        while not self.closed.wait(INTERVAL_S):
+            for process in self._processes:
+                if not alive(process):
+                    self.fail(f"process {process.pid} of the engine is gone")
+                    return
+
+    def fail(self, reason: str) -> None:
+        """Kill the engine's processes and end everything that waits, with ``reason``. The first call counts."""
+        with self._lock:
+            if self.failure is not None or self.closed.is_set():
+                return
+            self.failure = EngineDied(reason)
+        self.failed.set()
+        self.closed.set()
+        kill(self._processes)
+        self.on_failure()
+        for task, loop in list(self._tasks.items()):
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(task.cancel)
+
+    def check(self) -> None:
+        """Raise EngineDied where the engine has failed."""
+        if self.failure is not None:
+            raise EngineDied(str(self.failure))
+
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await ``work``; EngineDied if the engine fails meanwhile."""
+        if self.failure is not None:
+            work.close()
+            self.check()
+        task = asyncio.ensure_future(work)
+        self._tasks[task] = asyncio.get_running_loop()
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if not asyncio.current_task().cancelling():
+                self.check()
+            task.cancel()
+            raise
+        finally:
+            del self._tasks[task]
+
+
+def alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def kill(processes: list[psutil.Process], wait_s: float = 10.0) -> None:
+    """Kill processes with all their descendants, and wait until they are gone."""
+    doomed = {}
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            doomed |= {p.pid: p for p in [process, *process.children(recursive=True)] if p.pid != os.getpid()}
+    for process in doomed.values():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(list(doomed.values()), timeout=wait_s)
