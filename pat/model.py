@@ -27,8 +27,13 @@ class ModelShape:
 
     @property
     def attention_params(self) -> int:
-        """Q, K, V and output projection of one layer."""
-        return self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
+        """Q, K, V and output projection of one layer; with Qwen2's Q, K, V biases, with Qwen3's Q and K norms."""
+        projections = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
+        extra = {
+            "Qwen2ForCausalLM": self.head_dim * (self.heads + 2 * self.kv_heads),
+            "Qwen3ForCausalLM": 2 * self.head_dim,
+        }
+        return projections + extra.get(self.architecture, 0)
 
     @property
     def mlp_params(self) -> int:

@@ -32,24 +32,36 @@ def place(
 ) -> np.ndarray:
     """[n] the new replica of each sequence, or -1 where no replica has room and it must queue.
 
-    Every replica gets its even share; within it, sequences go where their KV already is, the longest context first.
+    Every replica gets its even share; within it, sequences go where part of their KV already is (going up in TP there
+    is one such replica, going down there are several: the emptiest), the longest context first.
     """
     count, load = np.zeros(new.dp, dtype=int), np.zeros(new.dp)
     target = np.full(len(context_tokens), -1)
     order = np.argsort(-np.asarray(context_tokens), kind="stable")
-    home = home_replica(old, new, from_replica, node)
+    near = nearby(old, new, node)
     share = -(-len(context_tokens) // new.dp)
+
+    def give(i: int, d: int) -> bool:
+        if load[d] + context_tokens[i] > capacity_tokens:
+            return False
+        target[i], count[d], load[d] = d, count[d] + 1, load[d] + context_tokens[i]
+        return True
+
     away = []
     for i in order:
-        d = home[i]
-        if old.tp <= new.tp and count[d] < share and load[d] + context_tokens[i] <= capacity_tokens:
-            target[i], count[d], load[d] = d, count[d] + 1, load[d] + context_tokens[i]
-        else:
+        d = min(near[from_replica[i]], key=lambda d: (count[d], load[d]))
+        if count[d] >= share or not give(i, d):
             away.append(i)
     for i in away:
-        d = np.lexsort((load, count))[0]
-        if load[d] + context_tokens[i] > capacity_tokens:
-            d = int(np.argmin(load))
-        if load[d] + context_tokens[i] <= capacity_tokens:
-            target[i], count[d], load[d] = d, count[d] + 1, load[d] + context_tokens[i]
+        give(i, int(np.lexsort((load, count))[0])) or give(i, int(np.argmin(load)))
     return target
+
+
+def nearby(old: Layout, new: Layout, node: int | None = None) -> list[list[int]]:
+    """For each old replica the new ones that share ranks with it, ascending."""
+    if new.tp >= old.tp:
+        return [[int(d)] for d in home_replica(old, new, np.arange(old.dp), node)]
+    near: list[list[int]] = [[] for _ in range(old.dp)]
+    for d, source in enumerate(home_replica(new, old, np.arange(new.dp), node)):
+        near[source].append(d)
+    return near

@@ -67,9 +67,8 @@ def known_course(remaining_tokens: np.ndarray, context_tokens: np.ndarray) -> Ou
     """The outlook of a clairvoyant: the remaining length of every sequence is known. [n] both."""
     order = np.argsort(remaining_tokens, kind="stable")
     remaining, context = remaining_tokens[order], np.asarray(context_tokens, dtype=float)[order]
-    at, first = np.unique(remaining, return_index=True)
-    at, first = (np.r_[0, at], np.r_[0, first]) if at[0] > 0 else (at, first)
-    alive = len(remaining) - np.r_[0, np.searchsorted(remaining, at[1:-1], side="right")]
+    at = np.unique(np.r_[0, remaining])
+    alive = len(remaining) - np.searchsorted(remaining, at[:-1], side="right")
     tail_context = np.cumsum(context[::-1])[::-1]
     mean = tail_context[len(remaining) - alive] / alive + at[:-1]
     return Outlook(np.diff(at).astype(float), np.ones(len(alive)), alive.astype(float), mean)

@@ -17,7 +17,10 @@ RETRACT_STEPS = 20
 
 @dataclass(slots=True)
 class Admission:
-    """The KV budget of one replica. ``max_response_tokens`` is the cap every request asks for."""
+    """The KV budget of one replica. ``max_response_tokens`` is the cap every request asks for.
+
+    A running sequence of c context tokens holds the KV of c - 1: its last token's is written by its next step.
+    """
 
     capacity_tokens: int
     max_response_tokens: int
@@ -30,25 +33,35 @@ class Admission:
 
     def admit(
         self, context: np.ndarray, generated: np.ndarray, running_context: np.ndarray, running_generated: np.ndarray
-    ) -> int:
-        """How many from the head of the queue ([q] context and response tokens so far) start beside the running [n].
+    ) -> tuple[int, bool]:
+        """One prefill pass: how many from the head of the queue ([q] context and response tokens so far) start beside
+        the running [n], and whether the KV budget (not the pass's tokens) turned the next one away.
 
-        A running request reserves its clipped remaining cap times the new-token ratio, one that starts the whole of
-        it. Where nothing runs, one always starts.
+        A running request reserves its clipped remaining cap times the new-token ratio; one that starts must find room
+        for the whole of it, and then holds its whole clipped cap for the rest of the pass. A pass takes what the
+        prefill budget holds, at least one; where nothing runs, one always starts.
         """
-        free = self.capacity_tokens - running_context.sum() - self.ratio * self._left(running_generated).sum()
-        need = np.cumsum(context + self._left(generated))
-        count = int(np.searchsorted(need, free, side="left"))
-        count = min(count, self.max_running - len(running_context))
-        return max(count, 1) if len(running_context) == 0 else max(count, 0)
+        used = (running_context - 1).sum() + self.ratio * self._left(running_generated).sum()
+        holds = context + 1 + min(self.max_response_tokens, CLIP_NEW_TOKENS)
+        before = np.r_[0, np.cumsum(holds)[:-1]]
+        fits = used + before + context + 1 + self._left(generated) < self.capacity_tokens
+        fits &= np.arange(len(context)) < self.max_running - len(running_context)
+        fits[0] |= len(running_context) == 0
+        count = int(np.argmin(np.r_[fits, False]))
+        in_pass = max(1, int(np.searchsorted(np.cumsum(context), self.chunk_tokens, side="right")))
+        return min(count, in_pass), count < min(len(context), in_pass)
 
-    def fits_next_step(self, context: np.ndarray, batch: int) -> bool:
-        return int(context.sum()) + batch <= self.capacity_tokens
+    def fits_next_step(self, context: np.ndarray) -> bool:
+        return int(context.sum()) <= self.capacity_tokens
+
+    def room_steps(self, context_sum: np.ndarray, batch: np.ndarray) -> np.ndarray:
+        """Decode steps of ``batch`` sequences that the KV cache has room for, from their sum of context tokens on."""
+        return (self.capacity_tokens - context_sum) // batch + 1
 
     def kept(self, context: np.ndarray) -> int:
         """How many of the running, best kept first ([n] context tokens), stay after a retraction: fewer than n, so
         that the next step fits; at least one."""
-        fits = np.cumsum(context + 1) <= self.capacity_tokens
+        fits = np.cumsum(context) <= self.capacity_tokens
         return max(1, min(int(fits.sum()), len(context) - 1))
 
     def decoded(self, steps: int) -> None:

@@ -55,6 +55,7 @@ class Schedule:
 class Replica:
     """Runs its sequences step by step: admission, prefill, decode, retraction where the KV cache is full.
 
+    ``full``: the KV budget turned the head of the queue away; as in SGLang, nobody is admitted until one leaves.
     ``clock_s`` is the time of the last settled step boundary; ``schedule`` is what follows. ``log`` collects
     (kind, start seconds, steps, batch, mean context, seconds) of what has been settled, arrays of segments.
     """
@@ -69,6 +70,7 @@ class Replica:
     queue: list[int] = field(default_factory=list)
     log: list[tuple] = field(default_factory=list)
     retractions: int = 0
+    full: bool = False
     schedule: Schedule | None = None
 
     @property
@@ -81,16 +83,16 @@ class Replica:
         return self.clock_s + float(self.schedule.until_s[-1])
 
     def start(self) -> None:
-        """Admit what waits and make the schedule from the present clock."""
+        """Admit what waits, retract where the next step would not fit, make the schedule from the present clock."""
         self._admit()
+        if not self.admission.fits_next_step(self._context()):
+            self._retract()
         self._make_schedule()
 
     def advance(self, until_s: float) -> None:
         """Settle every schedule that is over by ``until_s``; afterwards the schedule covers it, or nothing is left."""
         while self.schedule is not None and self.end_s <= until_s:
             self._settle(len(self.schedule.steps), int(self.schedule.until_steps[-1]))
-            if len(self.running) and not self.admission.fits_next_step(self._context(), len(self.running)):
-                self._retract()
             self.start()
 
     def stop(self, at_s: float) -> None:
@@ -130,26 +132,31 @@ class Replica:
         return self.sequences.context_tokens(self.running)
 
     def _admit(self) -> None:
-        """Prefill from the head of the queue as the KV budget allows; each prefill yields one token."""
-        while self.queue:
-            s = self.sequences
-            count = self.admission.admit(
-                s.context_tokens(np.asarray(self.queue)),
-                s.generated_tokens[np.asarray(self.queue)],
+        """Prefill passes from the head of the queue as the KV budget allows; each yields a token a sequence."""
+        s = self.sequences
+        while self.queue and not self.full:
+            waiting, running, someone = np.asarray(self.queue), self.running, len(self.running) > 0
+            count, turned_away = self.admission.admit(
+                s.context_tokens(waiting),
+                s.generated_tokens[waiting],
                 self._context(),
-                s.generated_tokens[self.running],
+                s.generated_tokens[running],
             )
-            if count == 0:
-                return
-            new, self.queue = np.asarray(self.queue[:count]), self.queue[count:]
-            tokens = int(s.context_tokens(new).sum())
-            seconds = self._prefill_s(tokens)
-            self.log.append(("extend", [self.clock_s], [1], [count], [tokens / count], [seconds]))
-            self.clock_s += seconds
-            s.generated_tokens[new] += 1
-            over = s.generated_tokens[new] >= s.response_tokens[new]
-            s.finished_s[new[over]] = self.clock_s
-            self.running = np.r_[self.running, new[~over]]
+            self.full = turned_away and someone  # SGLang forgets it where the pass began with an empty batch
+            if count:
+                self._prefill(waiting[:count])
+                self.queue = self.queue[count:]
+
+    def _prefill(self, new: np.ndarray) -> None:
+        s, count, tokens = self.sequences, len(new), int(self.sequences.context_tokens(new).sum())
+        seconds = self._prefill_s(tokens)
+        self.log.append(("extend", [self.clock_s], [1], [count], [tokens / count], [seconds]))
+        self.clock_s += seconds
+        s.generated_tokens[new] += 1
+        over = s.generated_tokens[new] >= s.response_tokens[new]
+        s.finished_s[new[over]] = self.clock_s
+        self.running = np.r_[self.running, new[~over]]
+        self.full &= not over.any()
 
     def _prefill_s(self, tokens: int) -> float:
         """Chunks of the prefill budget, each with one host step."""
@@ -169,14 +176,14 @@ class Replica:
         ids, ends = self.running[order], remaining[order]
         course = known_course(ends, s.context_tokens(ids))
         steps, batch, context = course.steps.astype(np.int64), course.alive.astype(np.int64), course.context_tokens
-        if self.queue:  # the first to leave may make room
-            steps, batch, context = steps[:1], batch[:1], context[:1]
-        room = np.floor(self.admission.capacity_tokens / batch - context).astype(np.int64)
+        if self.queue:  # the first to leave may make room; after a retraction SGLang asks again at the next step
+            steps, batch, context = steps[:1] if self.full else np.ones(1, dtype=np.int64), batch[:1], context[:1]
+        room = self.admission.room_steps(np.rint(context * batch).astype(np.int64), batch)
         short = np.flatnonzero(room < steps)
-        if short.size:  # the KV cache fills up inside this segment
+        if short.size:  # the KV cache fills up inside this segment, or before it
             last = int(short[0])
-            steps = np.r_[steps[:last], max(1, room[last])]
-            batch, context = batch[: last + 1], context[: last + 1]
+            steps = np.r_[steps[:last], room[last]] if room[last] > 0 else steps[:last]
+            batch, context = batch[: len(steps)], context[: len(steps)]
         table = self.profile.table(self.layout.tp, int(batch[0]))
         seconds = table.run_s(batch, context, steps)
         self.schedule = Schedule(
@@ -200,16 +207,20 @@ class Replica:
         boundary = np.searchsorted(np.cumsum(count), plan.ends[:over])
         s.finished_s[plan.ids[:over]] = self.clock_s + until_s[1 + boundary]
         self.running = plan.ids[over:]
+        self.full &= over == 0
         self.clock_s += float(until_s[-1])
         self.admission.decoded(steps)
 
     def _retract(self) -> None:
-        """Put back the sequences with the fewest response tokens (then the longest prompts) until a step fits."""
+        """Put back the sequences with the fewest response tokens (then the longest prompts) until a step fits. Equals
+        go by their index: the order of ``running`` knows who ends first, which no engine does."""
         s = self.sequences
-        keep = self.running[np.lexsort((s.prompt_tokens[self.running], -s.generated_tokens[self.running]))]
+        order = (self.running, s.prompt_tokens[self.running], -s.generated_tokens[self.running])
+        keep = self.running[np.lexsort(order)]
         count = self.admission.kept(s.context_tokens(keep))
         keep, back = keep[:count], keep[count:]
         self.queue.extend(back[::-1].tolist())
         self.retractions += len(back)
         self.running = keep
+        self.full = False
         self.admission.retracted(s.generated_tokens[keep])

@@ -61,9 +61,6 @@ def simulate(
     """
     sequences = Sequences.of(prompt_tokens, response_tokens)
     layout = first = policy.first_layout(sequences.prompt_tokens)
-    longest, capacity = int((sequences.prompt_tokens + sequences.response_tokens).max()), system.capacity_tokens[layout]
-    if longest > capacity:
-        raise ValueError(f"{layout} holds {capacity} KV tokens a replica, one sequence needs {longest}")
     replicas = make_replicas(system, layout, sequences, max_response_tokens, 0.0)
     for replica in replicas:  # round robin, as SGLang's data-parallel controller deals requests out
         replica.queue = list(range(replica.index, len(sequences.prompt_tokens), layout.dp))
@@ -94,10 +91,12 @@ def simulate(
 def make_replicas(
     system: System, layout: Layout, sequences: Sequences, max_response_tokens: int, clock_s: float
 ) -> list[Replica]:
-    """Empty replicas of a layout, at one clock."""
+    """Empty replicas of a layout, at one clock; ValueError where one cannot hold the longest sequence."""
+    longest, capacity = int((sequences.prompt_tokens + sequences.response_tokens).max()), system.capacity_tokens[layout]
+    if longest > capacity:
+        raise ValueError(f"{layout} holds {capacity} KV tokens a replica, one sequence needs {longest}")
 
     def admission() -> Admission:
-        capacity = system.capacity_tokens[layout]
         return Admission(capacity, max_response_tokens, system.max_running, system.chunk_tokens)
 
     return [Replica(i, layout, sequences, system.profile, admission(), clock_s) for i in range(layout.dp)]
