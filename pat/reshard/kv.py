@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Literal
 
 from pat.layout import Layout
@@ -18,7 +18,7 @@ MODES = ("auto", "migrate", "recompute")
 class Sequence:
     """A running sequence: ``tokens`` of KV cache on old replica ``replica``.
 
-    Its first ``shared_tokens`` lie in the same slots as those of sequence number ``base`` of the list (a shared prompt).
+    Its first ``shared_tokens`` lie in the same slots as those of sequence ``base`` of the list (a shared prompt).
     """
 
     replica: int
@@ -77,7 +77,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class KvPlan:
-    """Placements in the order of the sequences, and the predicted seconds of both parts (replicas work side by side)."""
+    """Placements in the order of the sequences; predicted seconds of both parts, with replicas working side by side."""
 
     placements: tuple[Placement, ...]
     migrate_s: float
@@ -91,13 +91,13 @@ class KvPlan:
         return sum(p.how == how for p in self.placements)
 
 
-@lru_cache(maxsize=None)
+@cache
 def head_copies(kv_heads: int, old: Layout, new: Layout, rank: int, replica: int) -> tuple[Copy, ...]:
     """KV heads that world rank ``rank`` takes from old replica ``replica``: copies along the head dimension."""
     return copies((Part(kv_heads),), old, new, rank, replica)
 
 
-@lru_cache(maxsize=None)
+@cache
 def busiest_heads(kv_heads: int, old: Layout, new: Layout, source: int, target: int) -> int:
     """The most KV heads that any rank sends or receives when a sequence goes from ``source`` to ``target`` replica."""
     sent: dict[int, int] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 from pat.layout import Layout
 
@@ -39,9 +39,9 @@ class Copy:
     length: int
 
 
-@lru_cache(maxsize=None)
+@cache
 def held(parts: tuple[Part, ...], tp: int, tp_rank: int) -> tuple[Interval, ...]:
-    """What a tp rank holds of a dimension of fused ``parts``, by local start. ValueError where ``tp`` divides unevenly."""
+    """What a tp rank holds of a dimension of fused ``parts``. ValueError where ``tp`` divides units unevenly."""
     intervals, local, full = [], 0, 0
     for part in parts:
         if part.units % tp and tp % part.units:
@@ -54,7 +54,7 @@ def held(parts: tuple[Part, ...], tp: int, tp_rank: int) -> tuple[Interval, ...]
     return tuple(intervals)
 
 
-@lru_cache(maxsize=None)
+@cache
 def copies(
     parts: tuple[Part, ...], old: Layout, new: Layout, rank: int, replica: int | None = None
 ) -> tuple[Copy, ...]:

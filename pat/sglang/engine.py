@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import os
 import queue
 import signal
@@ -46,6 +47,8 @@ class SwitchVetoed(RuntimeError):
 
 class AdaptiveEngine(Engine):
     """Takes SGLang's arguments, except that ``layouts`` stands for ``tp_size`` and ``dp_size``.
+
+    A request's ``routed_dp_rank`` counts modulo the replicas of the layout it arrives in.
 
     layouts   the layouts it can take; it starts in the one with the lowest TP
     costs     rates that the choice between migration and recomputation of KV cache follows from
@@ -98,7 +101,7 @@ class AdaptiveEngine(Engine):
         manager._subprocess_watchdog.stop()
         manager.signal_handler_class = lambda manager: QuitHandler(manager, self.guard)
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGQUIT, lambda *_: self.guard.fail("a process of the engine has failed"))
+            signal.signal(signal.SIGQUIT, QuitHandler(manager, self.guard).running_phase_sigquit_handler)
         hellos = []
         try:
             for _ in range(self.layout.world if len(self.settings.layouts) > 1 else 0):
@@ -203,15 +206,18 @@ class AdaptiveEngine(Engine):
     def open_session(self, *args: Any, **kwargs: Any) -> str:
         raise ValueError("AdaptiveEngine: sessions are not supported; a session's KV cache cannot be moved")
 
-    def _resolve_routed_dp_rank(self, routed_dp_rank: int | None, data_parallel_rank: int | None) -> None:
-        if routed_dp_rank is not None or data_parallel_rank is not None:
-            raise ValueError("AdaptiveEngine: requests cannot be pinned to a replica, for replicas change")
-
     def shutdown(self) -> None:
         """End the engine and its processes. May be called again, and after a failure."""
         self.guard.closed.set()
         self._mailbox.close()
-        super().shutdown()
+        if self.tokenizer_manager is not None:
+            self.tokenizer_manager._subprocess_watchdog.stop()
+            self._commands.close(linger=0)
+        if getattr(self, "send_to_rpc", None) is not None:
+            self.send_to_rpc.close(linger=0)
+            self.send_to_rpc = None
+        self.guard.kill()
+        atexit.unregister(self.shutdown)
 
 
 class QuitHandler(SignalHandler):

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Coroutine, Iterable
 from typing import Any, TypeVar
 
 import psutil
@@ -28,7 +28,6 @@ class Guard:
         self._tasks: dict[asyncio.Task, asyncio.AbstractEventLoop] = {}
         self._lock = threading.Lock()
         self._processes: list[psutil.Process] = []
-        self.on_failure: Callable[[], None] = lambda: None
 
     def watch(self, pids: Iterable[int]) -> None:
         """Fail as soon as one of these processes ends. ``pids`` must be alive."""
@@ -50,11 +49,14 @@ class Guard:
             self.failure = EngineDied(reason)
         self.failed.set()
         self.closed.set()
-        kill(self._processes)
-        self.on_failure()
+        self.kill()
         for task, loop in list(self._tasks.items()):
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(task.cancel)
+
+    def kill(self) -> None:
+        """Kill the watched processes with all their descendants, and wait until they are gone."""
+        kill(self._processes)
 
     def check(self) -> None:
         """Raise EngineDied where the engine has failed."""

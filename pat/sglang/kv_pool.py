@@ -1,4 +1,4 @@
-"""KV cache of the seats: one memory, which each layout divides into slots of its own number of heads; moved in place."""
+"""KV cache of the seats: one memory, divided by each layout into slots of its own number of heads; moved in place."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Moved:
 class KvMove:
     """The moves of one switch as one rank sees them: what it sends to and takes from each rank, in one agreed order.
 
-    old_slots, new_slots: sequence number -> slots of its tokens from ``start`` on, for sequences of the rank's replicas.
+    old_slots, new_slots: sequence -> slots of its tokens from ``start`` on, for sequences of the rank's replicas.
     """
 
     def __init__(

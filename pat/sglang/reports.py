@@ -1,4 +1,4 @@
-"""Reports from the schedulers to the engine: one ZeroMQ socket beside SGLang's own, so that no answer waits for another."""
+"""Reports from the schedulers to the engine: a ZeroMQ socket beside SGLang's own, so that no answer waits."""
 
 from __future__ import annotations
 

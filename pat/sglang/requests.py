@@ -100,7 +100,7 @@ class Described:
 
 
 def describe(scheduler, running: list[Any], waiting: list[Any], replica: int) -> Described:
-    """Describe what one replica has. Sequences whose first slots are the same share them (``base``, within the list)."""
+    """Describe what one replica has. Sequences with the same first slots share them (``base``, within the list)."""
     rows = scheduler.req_to_token_pool.req_to_token
     first_of: dict[int, int] = {}
     sequences = []

@@ -1,4 +1,4 @@
-"""The data-parallel controller's part in a switch: hold everything behind an order, route to the new leaders after it."""
+"""The data-parallel controller's part in a switch: hold all messages behind an order, then route them anew."""
 
 from __future__ import annotations
 
@@ -36,10 +36,12 @@ class Router:
 
     def take(self, controller, message: Any) -> None:
         """Pass a message on, or hold it while a switch is under way."""
-        if self.held is None:
-            controller._request_dispatcher(message)
-        else:
+        if self.held is not None:
             self.held.append(message)
+            return
+        if getattr(message, "routed_dp_rank", None) is not None:
+            message.routed_dp_rank %= sum(controller.status)
+        controller._request_dispatcher(message)
 
     def obey(self, controller, command: Order | Route) -> None:
         """An order goes to all leaders as the last message before the switch; a route ends the switch."""

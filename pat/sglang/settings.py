@@ -1,4 +1,4 @@
-"""What the processes of one adaptive engine must agree on. Travels as JSON in the environment variable ``PAT_SWITCH``."""
+"""What the processes of one adaptive engine must agree on: JSON in the environment variable ``PAT_SWITCH``."""
 
 from __future__ import annotations
 

@@ -1,0 +1,83 @@
+"""Engines of the live tests: one start for each set-up, shared by all tests of a module."""
+
+import asyncio
+import os
+from contextlib import contextmanager
+
+import pytest
+
+ENVIRONMENT = {
+    "SGLANG_USE_CPU_ENGINE": "1",
+    "SGLANG_CPU_OMP_THREADS_BIND": "|".join("01" * 4),
+    "OMP_NUM_THREADS": "1",
+    "PYTHONWARNINGS": "ignore",
+}
+ARGUMENTS = {
+    "device": "cpu",
+    "dtype": "float32",
+    "attention_backend": "torch_native",
+    "sampling_backend": "pytorch",
+    "disable_cuda_graph": True,
+    "disable_overlap_schedule": True,
+    "max_total_tokens": 4096,
+    "max_running_requests": 16,
+    "skip_server_warmup": True,
+    "random_seed": 7,
+    "log_level": "error",
+}
+LIMIT_S = 60
+
+
+@contextmanager
+def adaptive_engine(model_path, layouts, environment=None, **arguments):
+    """A started AdaptiveEngine; its processes are gone when the block is left."""
+    from pat.sglang.engine import AdaptiveEngine
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (ENVIRONMENT | (environment or {})).items():
+            patch.setenv(name, value)
+        asyncio.set_event_loop(asyncio.new_event_loop())
+        engine = AdaptiveEngine(model_path=str(model_path), layouts=layouts, wait_s=20, **ARGUMENTS | arguments)
+        try:
+            yield engine
+        finally:
+            engine.shutdown()
+
+
+def run(engine, work):
+    """Run a coroutine in the engine's loop, for at most a minute."""
+    return engine.loop.run_until_complete(asyncio.wait_for(work, LIMIT_S))
+
+
+async def generate(engine, prompts, lengths, **arguments):
+    """All prompts at once, greedy unless told otherwise; the answers in order."""
+    sampling = arguments.pop("sampling", {})
+    return await asyncio.gather(
+        *(
+            engine.async_generate(
+                input_ids=prompt,
+                sampling_params={"temperature": 0, "max_new_tokens": length, "ignore_eos": True} | sampling,
+                **arguments,
+            )
+            for prompt, length in zip(prompts, lengths, strict=True)
+        )
+    )
+
+
+async def generate_with_switches(engine, prompts, lengths, switches, **arguments):
+    """The answers, and the records of switches [(seconds to wait, layout, kv)] made meanwhile."""
+    task = asyncio.create_task(generate(engine, prompts, lengths, **arguments))
+    records = []
+    for delay_s, layout, kv in switches:
+        await asyncio.sleep(delay_s)
+        if layout != engine.layout:
+            records.append(await engine.async_switch(layout, kv=kv))
+    return await task, records
+
+
+def tokens(answers):
+    return [(list(answer["output_ids"]), answer["text"]) for answer in answers]
+
+
+def clean_environment():
+    return not [name for name in os.environ if name.startswith("PAT_SWITCH")]

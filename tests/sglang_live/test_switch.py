@@ -1,0 +1,283 @@
+"""Live switches on real SGLang: whatever happens to the layout, answers are those of the static layout and of HF."""
+
+import asyncio
+import random
+import time
+from dataclasses import dataclass, field, replace
+
+import psutil
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from bench.tiny_models import PRESETS, materialise
+from pat.layout import Layout
+from pat.sglang.engine import EngineDied, SwitchVetoed
+from pat.sglang.guard import alive
+from pat.sglang.order import Fault
+from tests.sglang_live.conftest import adaptive_engine, generate, generate_with_switches, run, tokens
+
+pytestmark = pytest.mark.engine
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One engine: model, layouts, SGLang's arguments, and the fault that ends it in the last test."""
+
+    name: str
+    model: object
+    layouts: tuple[Layout, ...]
+    fault: Fault
+    arguments: dict = field(default_factory=dict)
+    environment: dict = field(default_factory=dict)
+    cases: int = 10
+
+
+LLAMA, QWEN3 = PRESETS["tiny-llama"], PRESETS["tiny-qwen3"]
+SETUPS = [
+    Setup("llama", LLAMA, (Layout(1, 2), Layout(2, 1)), Fault("prepare", 1, kill=True), cases=14),
+    Setup(
+        "qwen3-overlap-chunked-pages",
+        replace(QWEN3, tied=True),
+        (Layout(1, 4), Layout(2, 2), Layout(4, 1)),
+        Fault("commit", 2),
+        {"disable_overlap_schedule": False, "chunked_prefill_size": 16, "page_size": 4},
+        {"PAT_SHM_ALLREDUCE": "1"},
+    ),
+    Setup(
+        "llama-replicated-heads-no-radix",
+        replace(LLAMA, kv_heads=2),
+        (Layout(2, 2), Layout(4, 1)),
+        Fault("after", 3, kill=True),
+        {"disable_radix_cache": True, "max_total_tokens": 640},
+    ),
+]
+PROMPTS = [[5 + (7 * i + 3 * j) % 200 for j in range(6 + 7 * i)] for i in range(8)]
+SHARED = [9 + (5 * j) % 150 for j in range(41)]
+PROMPTS += [SHARED + [20 + i] * (1 + i) for i in range(3)]
+LENGTHS = [40 + 9 * (i % 5) for i in range(len(PROMPTS))]
+
+
+def hf_greedy(path) -> list[list[int]]:
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    found = []
+    for prompt, new in zip(PROMPTS, LENGTHS, strict=True):
+        ids, cache, tail = [], None, torch.tensor([prompt])
+        for _ in range(new):
+            with torch.no_grad():
+                answer = model(tail, past_key_values=cache, use_cache=True)
+            cache, tail = answer.past_key_values, answer.logits[:, -1].argmax(-1, keepdim=True)
+            ids.append(int(tail))
+        found.append(ids)
+    return found
+
+
+@pytest.fixture(scope="module", params=SETUPS, ids=lambda setup: setup.name)
+def live(request):
+    """(set-up, engine, answers of HF greedy as token ids, the engine's own answers without a switch)."""
+    setup = request.param
+    path = materialise(setup.model)
+    with adaptive_engine(path, setup.layouts, setup.environment, **setup.arguments) as engine:
+        want = run(engine, generate(engine, PROMPTS, LENGTHS))
+        yield setup, engine, hf_greedy(path), want
+
+
+def go_to(engine, layout) -> None:
+    if engine.layout != layout:
+        engine.switch(layout)
+
+
+def test_every_static_layout_equals_transformers(live) -> None:
+    setup, engine, hf, want = live
+    assert [list(a["output_ids"]) for a in want] == hf
+    for layout in setup.layouts[::-1]:
+        go_to(engine, layout)
+        assert tokens(run(engine, generate(engine, PROMPTS, LENGTHS))) == tokens(want), layout
+
+
+def test_random_switches_change_no_token(live) -> None:
+    setup, engine, _, want = live
+    rng = random.Random(5)
+    migrated = recomputed = 0
+    for case in range(setup.cases):
+        picked = rng.sample(range(len(PROMPTS)), rng.randint(3, len(PROMPTS)))
+        hops = [
+            (rng.uniform(0, 0.15), rng.choice(setup.layouts), rng.choice(["migrate", "recompute", "auto"]))
+            for _ in range(rng.randint(1, 3))
+        ]
+        answers, records = run(
+            engine,
+            generate_with_switches(engine, [PROMPTS[i] for i in picked], [LENGTHS[i] for i in picked], hops),
+        )
+        assert tokens(answers) == tokens([want[i] for i in picked]), (case, hops)
+        migrated += sum(r.migrated for r in records)
+        recomputed += sum(r.recomputed for r in records)
+    assert migrated
+    assert recomputed
+
+
+def test_hops_through_all_layouts_migrate_everything(live) -> None:
+    """Up and down again, KV migrated: no request is prefilled again, no weight moves, no communicator is made."""
+    setup, engine, _, want = live
+    go_to(engine, setup.layouts[0])
+    way = [*setup.layouts[1:], *setup.layouts[-2::-1]]
+    hops = [(0.12 if i == 0 else 0.02, layout, "migrate") for i, layout in enumerate(way)]
+    answers, records = run(engine, generate_with_switches(engine, PROMPTS, LENGTHS, hops))
+    assert tokens(answers) == tokens(want)
+    assert [record.new for record in records] == way
+    assert records[0].migrated >= 6
+    for record in records:
+        assert record.weight_wire_bytes == 0
+        assert record.recomputed == 0
+        assert record.kv_wire_bytes > 0 or not record.migrated
+        assert record.groups_created == records[0].groups_created
+        assert abs(record.unattributed_s) < 0.05 * record.total_s
+        assert len(record.placements) == record.migrated + record.queued
+
+
+def test_log_probabilities_are_the_static_ones(live) -> None:
+    setup, engine, _, _ = live
+    go_to(engine, setup.layouts[0])
+    want = run(engine, generate(engine, PROMPTS, LENGTHS, return_logprob=True, logprob_start_len=0))
+    hops = [(0.1, setup.layouts[-1], "migrate"), (0.1, setup.layouts[0], "recompute")]
+    got, _ = run(
+        engine,
+        generate_with_switches(engine, PROMPTS, LENGTHS, hops, return_logprob=True, logprob_start_len=0),
+    )
+    assert tokens(got) == tokens(want)
+    for a, b in zip(got, want, strict=True):
+        x, y = a["meta_info"]["output_token_logprobs"], b["meta_info"]["output_token_logprobs"]
+        assert len(x) == len(y)
+        assert max(abs(p[0] - q[0]) for p, q in zip(x, y, strict=True)) < 1e-4
+
+
+def test_streams_go_on(live) -> None:
+    setup, engine, _, want = live
+
+    async def stream(i):
+        seen = []
+        sampling = {"temperature": 0, "max_new_tokens": LENGTHS[i], "ignore_eos": True}
+        async for chunk in await engine.async_generate(input_ids=PROMPTS[i], sampling_params=sampling, stream=True):
+            seen.append(len(chunk["output_ids"]))
+            last = chunk
+        return last["text"], seen
+
+    async def all_streams():
+        tasks = [asyncio.create_task(stream(i)) for i in range(4)]
+        await asyncio.sleep(0.1)
+        await engine.async_switch(next(a for a in setup.layouts if a != engine.layout))
+        return await asyncio.gather(*tasks)
+
+    for i, (text, seen) in enumerate(run(engine, all_streams())):
+        assert text == want[i]["text"]
+        assert len(seen) > 5
+
+
+def test_arrivals_and_aborts_during_switches(live) -> None:
+    setup, engine, _, want = live
+
+    async def late(i):
+        await asyncio.sleep(0.01 * i)
+        return (await generate(engine, [PROMPTS[i]], [LENGTHS[i]]))[0]
+
+    async def scenario():
+        sampling = {"temperature": 0, "max_new_tokens": 200, "ignore_eos": True}
+        doomed = [
+            asyncio.create_task(engine.async_generate(input_ids=[9, 8, 7], sampling_params=sampling, rid=f"doomed-{n}"))
+            for n in range(2)
+        ]
+        tasks = [asyncio.create_task(late(i)) for i in range(len(PROMPTS))]
+        for n in range(4):
+            await asyncio.sleep(0.02)
+            switch = asyncio.create_task(engine.async_switch(setup.layouts[(n + 1) % 2 and -1]))
+            if n < 2:
+                await asyncio.sleep(0.001)
+                engine.abort(rid=f"doomed-{n}")
+            try:
+                await switch
+            except SwitchVetoed as veto:
+                assert "already" in str(veto)
+        return await asyncio.gather(*tasks), await asyncio.gather(*doomed)
+
+    run_id = time.monotonic_ns()
+    answers, doomed = run(engine, scenario())
+    assert run_id
+    assert tokens(answers) == tokens(want)
+    for answer in doomed:
+        assert answer["meta_info"]["finish_reason"]["type"] == "abort"
+        assert len(answer["output_ids"]) < 200
+
+
+def test_a_seed_gives_the_same_tokens(live) -> None:
+    """SGLang honours seeds of requests in its deterministic mode only; without it, lengths and ids stay valid."""
+    setup, engine, _, _ = live
+    hops = [(0.08, setup.layouts[-1], "migrate"), (0.05, setup.layouts[0], "migrate")]
+    sampling = {"temperature": 0.8, "sampling_seed": 3}
+    answers, _ = run(engine, generate_with_switches(engine, PROMPTS, LENGTHS, hops, sampling=sampling))
+    assert [len(a["output_ids"]) for a in answers] == LENGTHS
+
+
+def test_a_veto_leaves_all_requests_in_the_old_layout(live) -> None:
+    setup, engine, _, want = live
+    before = engine.layout
+    target = next(a for a in setup.layouts if a != before)
+
+    async def scenario():
+        task = asyncio.create_task(generate(engine, PROMPTS, LENGTHS))
+        await asyncio.sleep(0.1)
+        with pytest.raises(SwitchVetoed, match="fault staged on rank 1 in prepare"):
+            await engine.async_switch(target, fault=Fault("prepare", 1))
+        assert engine.layout == before
+        await engine.async_switch(target)
+        return await task
+
+    assert tokens(run(engine, scenario())) == tokens(want)
+    with pytest.raises(SwitchVetoed, match="already"):
+        engine.switch(target)
+    with pytest.raises(ValueError, match="not one of this engine's layouts"):
+        engine.switch(Layout(16, 1))
+
+
+def test_fifty_switches_leave_nothing_behind(live) -> None:
+    setup, engine, _, want = live
+
+    def sizes():
+        processes = [psutil.Process(p.pid) for p in engine.guard._processes]
+        return [(p.num_threads(), p.num_fds()) for p in processes], sum(p.memory_info().rss for p in processes)
+
+    def rounds(n):
+        for k in range(n):
+            engine.switch(setup.layouts[-1] if engine.layout != setup.layouts[-1] else setup.layouts[0])
+            if k % 10 == 0:
+                run(engine, generate(engine, PROMPTS[:2], [4, 4]))
+
+    rounds(4)
+    counts, memory = sizes()
+    rounds(50)
+    assert sizes()[0] == counts
+    assert sizes()[1] < memory + 40e6
+    assert tokens(run(engine, generate(engine, PROMPTS, LENGTHS))) == tokens(want)
+
+
+def test_a_lost_rank_ends_in_one_clear_error(live) -> None:
+    """The last test of each engine."""
+    setup, engine, _, _ = live
+    processes = list(engine.guard._processes)
+    target = next(a for a in setup.layouts if a != engine.layout)
+
+    async def scenario():
+        task = asyncio.create_task(generate(engine, PROMPTS, [300] * len(PROMPTS)))
+        await asyncio.sleep(0.1)
+        with pytest.raises(EngineDied):
+            await engine.async_switch(target, fault=setup.fault)
+        with pytest.raises(EngineDied, match=r"rank|process"):
+            await task
+
+    start_s = time.monotonic()
+    run(engine, scenario())
+    assert time.monotonic() - start_s < 30
+    assert not any(alive(process) for process in processes)
+    with pytest.raises(EngineDied):
+        engine.switch(setup.layouts[0])
+    with pytest.raises(EngineDied):
+        run(engine, generate(engine, [[1, 2]], [3]))
