@@ -189,19 +189,15 @@ def test_arrivals_and_aborts_during_switches(live) -> None:
         tasks = [asyncio.create_task(late(i)) for i in range(len(PROMPTS))]
         for n in range(4):
             await asyncio.sleep(0.02)
-            switch = asyncio.create_task(engine.async_switch(setup.layouts[(n + 1) % 2 and -1]))
+            other = setup.layouts[0] if engine.layout == setup.layouts[-1] else setup.layouts[-1]
+            switch = asyncio.create_task(engine.async_switch(other))
             if n < 2:
                 await asyncio.sleep(0.001)
                 engine.abort(rid=f"doomed-{n}")
-            try:
-                await switch
-            except SwitchVetoed as veto:
-                assert "already" in str(veto)
+            await switch
         return await asyncio.gather(*tasks), await asyncio.gather(*doomed)
 
-    run_id = time.monotonic_ns()
     answers, doomed = run(engine, scenario())
-    assert run_id
     assert tokens(answers) == tokens(want)
     for answer in doomed:
         assert answer["meta_info"]["finish_reason"]["type"] == "abort"
