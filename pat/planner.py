@@ -109,16 +109,16 @@ class Planner:
             batch = np.minimum(batch, fits)
             low = np.floor(batch)
             table = self.profile.table(layout.tp, int(batch.max()) + 1)
-            low_s = table.run_s(low, ahead.context_tokens, ahead.steps)
-            high_s = table.run_s(low + 1, ahead.context_tokens, ahead.steps)
+            low_s, high_s = table.run_s(np.stack([low, low + 1]), ahead.context_tokens, ahead.steps)
             out[i] = ahead.busy * wait * (low_s + (batch - low) * (high_s - low_s))
         return out
 
     def switch_s(self, ahead: Outlook) -> np.ndarray:
         """[L, L, K] expected seconds of a switch between every two layouts at the start of each segment."""
-        estimate = self.switches.estimate_s
-        pairs = [[estimate(a, b, ahead.alive, ahead.context_tokens) for b in self.layouts] for a in self.layouts]
-        return np.asarray(pairs) * ahead.busy
+        estimate, alive, context = self.switches.estimate_s, ahead.alive, ahead.context_tokens
+        again_s = [self.switches.recompute_s(b, context) for b in self.layouts]
+        to = list(zip(self.layouts, again_s, strict=True))
+        return np.array([[estimate(a, b, alive, context, s) for b, s in to] for a in self.layouts]) * ahead.busy
 
     def plan(self, layout: Layout, ahead: Outlook, max_hops: int = 3) -> Plan:
         """The schedule with the least expected time that begins in ``layout`` and has at most ``max_hops`` switches.

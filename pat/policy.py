@@ -139,6 +139,7 @@ class AdaptivePolicy:
 
     def _another_is_faster(self, state: RolloutState) -> bool:
         """Whether a step of the present batch would be shorter elsewhere: the cheap test before any planning."""
-        alive, context = len(state.generated_tokens) + state.waiting, float(np.mean(state.context_tokens))
-        step_s = {a: self.planner.step_s(a, alive, context) for a in self.planner.layouts}
-        return min(step_s.values()) < step_s[state.layout]
+        running, step_s = len(state.context_tokens), self.planner.step_s
+        alive, context = running + state.waiting, float(state.context_tokens.sum()) / running
+        here_s = step_s(state.layout, alive, context)
+        return any(step_s(a, alive, context) < here_s for a in reversed(self.planner.layouts) if a != state.layout)

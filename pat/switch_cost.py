@@ -111,16 +111,18 @@ class SwitchModel:
         kv_s = max(float(sent.max(initial=0.0)), float(redone.max(initial=0.0)))
         return SwitchCost(self.parts.fixed_s, kv_s, int(moved_bytes), int(migrate.sum()), int((~migrate).sum()))
 
-    def estimate_s(self, old: Layout, new: Layout, alive: np.ndarray, context_tokens: np.ndarray) -> np.ndarray:
+    def estimate_s(
+        self, old: Layout, new: Layout, alive: np.ndarray, context_tokens: np.ndarray, again_s: np.ndarray | None = None
+    ) -> np.ndarray:
         """[K] seconds of a switch with ``alive`` [K] sequences of mean context [K], spread evenly over the replicas.
 
-        In several nodes, the share of sequences that must change node is taken as even too: none where every node
-        keeps at least one replica and its own sequences.
+        None is taken to change node: every node keeps at least one replica, and so its own sequences. ``again_s``:
+        :meth:`recompute_s` of the contexts, where the caller has it.
         """
         if old == new:
             return np.zeros(np.shape(alive))
         one = self.migrate_s(old, np.asarray(context_tokens, dtype=float), wire_share(old, new), across=False)
-        again = self.recompute_s(new, context_tokens)
-        move_s, again_s = np.ceil(alive / old.dp) * one, np.ceil(alive / new.dp) * again
-        kv_s = {"cheaper": np.where(one <= again, move_s, again_s), "migrate": move_s, "recompute": again_s}[self.kv]
+        again = self.recompute_s(new, context_tokens) if again_s is None else again_s
+        move_s, redo_s = np.ceil(alive / old.dp) * one, np.ceil(alive / new.dp) * again
+        kv_s = {"cheaper": np.where(one <= again, move_s, redo_s), "migrate": move_s, "recompute": redo_s}[self.kv]
         return self.parts.fixed_s + kv_s

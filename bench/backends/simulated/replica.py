@@ -117,16 +117,22 @@ class Replica:
         """(ids still running, decode steps done since the clock) at ``at_s``, which the schedule covers."""
         if self.schedule is None:
             return NO_ONE, 0
-        plan = self.schedule
-        elapsed = max(0.0, at_s - self.clock_s)
-        done = int(np.interp(elapsed, plan.until_s, plan.until_steps))
-        return plan.ids[np.searchsorted(plan.ends, done, side="right") :], done
+        plan, elapsed = self.schedule, max(0.0, at_s - self.clock_s)
+        segment = self._segment(elapsed)
+        into = (elapsed - plan.until_s[segment]) / plan.seconds[segment]
+        done = int(plan.until_steps[segment] + min(into, 1.0) * plan.steps[segment])
+        return plan.ids[plan.ends.searchsorted(done, side="right") :], done
 
     def step_s(self, at_s: float) -> float:
         """Seconds of a decode step at ``at_s``, which the schedule covers."""
-        plan = self.schedule
-        segment = min(int(np.searchsorted(plan.until_s[1:], at_s - self.clock_s, side="right")), len(plan.steps) - 1)
-        return float(plan.seconds[segment] / plan.steps[segment])
+        segment = self._segment(at_s - self.clock_s)
+        return float(self.schedule.seconds[segment] / self.schedule.steps[segment])
+
+    def _segment(self, elapsed_s: float) -> int:
+        """Index of the schedule's segment that runs ``elapsed_s`` after the clock."""
+        return max(
+            0, min(int(self.schedule.until_s.searchsorted(elapsed_s, side="right")), len(self.schedule.steps)) - 1
+        )
 
     def _context(self) -> np.ndarray:
         return self.sequences.context_tokens(self.running)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bench.backends.simulated.admission import Admission
-from bench.backends.simulated.replica import Replica, Sequences
+from bench.backends.simulated.replica import NO_ONE, Replica, Sequences
 from pat.layout import Layout
 from pat.placement import place
 from pat.policy import Policy, RolloutState, Switch
@@ -109,9 +109,9 @@ def next_question_s(busy: list[Replica], interval_steps: int, now_s: float) -> f
 
 def observe(replicas: list[Replica], sequences: Sequences, layout: Layout, now_s: float, switches: int) -> RolloutState:
     """What a policy may see at ``now_s``: progress of the living, lengths of the finished."""
-    seen = [r.peek(now_s) for r in replicas]
+    seen = [r.peek(now_s) for r in replicas if r.busy] or [(NO_ONE, 0)]
     running = np.concatenate([ids for ids, _ in seen])
-    steps = np.concatenate([np.full(len(ids), done) for ids, done in seen])
+    steps = np.repeat([done for _, done in seen], [len(ids) for ids, _ in seen])
     waiting = [i for r in replicas for i in r.queue]
     finished = np.ones(len(sequences.prompt_tokens), dtype=bool)
     finished[running] = False
