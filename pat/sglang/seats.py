@@ -195,7 +195,7 @@ class Seats:
 
 
 def warm_up(model) -> None:
-    """The masked embedding of TP > 1 is compiled at its first call: have that done at start, not in a rollout."""
+    """First calls build connections of the communicator, and compile the masked embedding: not in a rollout."""
     from sglang.srt.layers.vocab_parallel_embedding import VocabParallelEmbedding
     from sglang.srt.utils import DynamicGradMode
 

@@ -321,6 +321,11 @@ def in_seat(seat: Seat):
         yield
 
 
+def uncompiled(original, *arguments, **options):
+    """Around a compiled function: on the CPU, compiling it takes every rank of every seat seconds at start."""
+    return original._torchdynamo_orig_callable(*arguments, **options)
+
+
 def register() -> None:
     """Hook the processes of an engine whose settings are in the environment."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
@@ -348,6 +353,8 @@ def register() -> None:
     for how in ("disk", "tensor", "distributed"):
         around(f"{updater}.update_weights_from_{how}", seats.update_weights)
     around("managers.data_parallel_controller.DataParallelController.event_loop", router.event_loop)
+    if not torch.cuda.is_available():
+        around("layers.vocab_parallel_embedding.get_masked_input_and_mask", uncompiled)
     # CPU only: it pads heads and sizes for each TP, so that shards of two layouts would not be of the same whole
     around("model_executor.model_runner.adjust_config_with_unaligned_cpu_tp", lambda original, config, *_, **__: config)
     # SGLang takes a local rank for a global one here
