@@ -1,0 +1,86 @@
+"""Command line: ``python -m bench gen | report``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bench.errors import UserError
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Adaptive tensor parallelism in RLHF rollouts: run comparisons, read reports.",
+)
+
+Out = Annotated[Path, typer.Option(help="Folder of records and reports.")]
+
+
+@app.command()
+def gen(
+    experiments: Annotated[
+        list[str] | None,
+        typer.Argument(help="Names in bench/experiments or YAML files; none: every cell that this machine can run."),
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds 0 .. N - 1 instead of the experiment's.")] = None,
+    dataset: Annotated[
+        str,
+        typer.Option(help="Prompts: builtin, hub (DeepScaleR), or a JSON, JSONL or Parquet file in its schema."),
+    ] = "builtin",
+    trace: Annotated[
+        Path | None, typer.Option(help="Length trace (JSONL) that every arm replays, instead of synthetic ones.")
+    ] = None,
+    tier: Annotated[
+        str | None, typer.Option(help="measured: run a GPU cell on real SGLang here, instead of predicting it.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Hub name or directory of the model's weights, for --tier measured.")
+    ] = None,
+    tracker: Annotated[str, typer.Option(help="wandb (offline without a key) or none.")] = "wandb",
+    out: Out = Path("results"),
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be launched, and launch nothing.")
+    ] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Run finished arms again instead of keeping them.")] = False,
+) -> None:
+    """Rollouts: static layouts beside PAT. Writes raw records and OUT/gen.md; run again to resume."""
+    from bench.gen import Options, run
+
+    run(Options(tuple(experiments or ()), seeds, dataset, trace, tier, model, tracker, out, dry_run, fresh))
+
+
+@app.command()
+def report(
+    out: Out = Path("results"),
+    check: Annotated[bool, typer.Option("--check", help="Fail where the report lacks a section.")] = False,
+) -> None:
+    """Render OUT/gen.md anew from the raw records."""
+    from bench.report.gen import check_sections, render
+
+    path = render(out)
+    if check:
+        check_sections(path)
+    print(path)
+
+
+def main() -> None:
+    """Run; a user's mistake is one line on stderr and exit code 2, Ctrl-C exit code 130."""
+    try:
+        app(standalone_mode=False)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except typer.Abort:
+        sys.exit(130)
+    except KeyboardInterrupt:
+        print("interrupted: what was finished is kept; the same command goes on from there", file=sys.stderr)
+        sys.exit(130)
+    except Exception as error:
+        if type(error).__module__.startswith(("click", "typer")) and hasattr(error, "show"):
+            error.show()
+            sys.exit(2)
+        raise

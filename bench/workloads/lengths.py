@@ -1,0 +1,70 @@
+"""Distributions of response lengths, named in experiments as ``lognormal:mu,sigma`` and the like."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.stats import norm
+
+Quantile = Callable[[np.ndarray], np.ndarray]
+
+
+@dataclass(frozen=True, slots=True)
+class LengthDistribution:
+    """``quantile`` maps probabilities [n] to response tokens [n], before rounding and truncation at a cap."""
+
+    name: str
+    quantile: Quantile
+
+    def tokens(self, probabilities: np.ndarray, cap_tokens: int) -> np.ndarray:
+        """Whole response tokens of 1 .. cap."""
+        return np.clip(np.round(self.quantile(probabilities)), 1, cap_tokens).astype(np.int64)
+
+
+def lognormal(mu: float, sigma: float) -> Quantile:
+    return lambda p: np.exp(mu + sigma * norm.ppf(p))
+
+
+def pareto(smallest: float, alpha: float) -> Quantile:
+    """Heavy tail: P(length > x) = (smallest / x) ** alpha."""
+    return lambda p: smallest * (1 - p) ** (-1 / alpha)
+
+
+def uniform(low: float, high: float) -> Quantile:
+    return lambda p: low + (high - low) * p
+
+
+def constant(tokens: float) -> Quantile:
+    return lambda p: np.full_like(p, tokens)
+
+
+def bimodal(short: float, long: float, long_share: float) -> Quantile:
+    """``long_share`` of the responses at ``long`` tokens, the rest at ``short``."""
+    return lambda p: np.where(p < 1 - long_share, short, long)
+
+
+FAMILIES: dict[str, tuple[Callable[..., Quantile], tuple[str, ...]]] = {
+    "lognormal": (lognormal, ("mu", "sigma")),
+    "pareto": (pareto, ("smallest", "alpha")),
+    "uniform": (uniform, ("low", "high")),
+    "constant": (constant, ("tokens",)),
+    "bimodal": (bimodal, ("short", "long", "long_share")),
+}
+
+
+def parse(text: str) -> LengthDistribution:
+    """``"lognormal:7.25,1.41"``; ValueError tells the known families and their parameters."""
+    family, _, arguments = text.partition(":")
+    known = "; ".join(f"{name}:{','.join(parameters)}" for name, (_, parameters) in FAMILIES.items())
+    if family not in FAMILIES:
+        raise ValueError(f"length distribution {text!r} is not known; known ones: {known}")
+    make, parameters = FAMILIES[family]
+    try:
+        values = [float(value) for value in arguments.split(",")]
+    except ValueError:
+        values = []
+    if len(values) != len(parameters):
+        raise ValueError(f"length distribution {text!r}: {family} takes {','.join(parameters)} as numbers")
+    return LengthDistribution(text, make(*values))
