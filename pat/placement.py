@@ -35,26 +35,27 @@ def place(
     Every replica gets its even share; within it, sequences go where part of their KV already is (going up in TP there
     is one such replica, going down there are several: the emptiest), the longest context first.
     """
-    count, load = np.zeros(new.dp, dtype=int), np.zeros(new.dp)
-    target = np.full(len(context_tokens), -1)
-    order = np.argsort(-np.asarray(context_tokens), kind="stable")
+    count, load, target = [0] * new.dp, [0] * new.dp, [-1] * len(context_tokens)
+    context, origin = np.asarray(context_tokens).tolist(), np.asarray(from_replica).tolist()
+    order = sorted(range(len(context)), key=lambda i: -context[i])
     near = nearby(old, new, node)
-    share = -(-len(context_tokens) // new.dp)
+    share = -(-len(context) // new.dp)
 
     def give(i: int, d: int) -> bool:
-        if load[d] + context_tokens[i] > capacity_tokens:
+        if load[d] + context[i] > capacity_tokens:
             return False
-        target[i], count[d], load[d] = d, count[d] + 1, load[d] + context_tokens[i]
+        target[i], count[d], load[d] = d, count[d] + 1, load[d] + context[i]
         return True
 
     away = []
     for i in order:
-        d = min(near[from_replica[i]], key=lambda d: (count[d], load[d]))
+        d = min(near[origin[i]], key=lambda d: (count[d], load[d]))
         if count[d] >= share or not give(i, d):
             away.append(i)
     for i in away:
-        give(i, int(np.lexsort((load, count))[0])) or give(i, int(np.argmin(load)))
-    return target
+        fewest = min(range(new.dp), key=lambda d: (count[d], load[d]))
+        _ = give(i, fewest) or give(i, load.index(min(load)))
+    return np.array(target, dtype=int)
 
 
 def nearby(old: Layout, new: Layout, node: int | None = None) -> list[list[int]]:

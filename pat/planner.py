@@ -51,7 +51,7 @@ def outlook(lengths: LengthModel, generated_tokens: np.ndarray, context_tokens: 
 
     busy = 1 - exp(-expected alive): the sequences end independently, so the last ones are about Poisson.
     """
-    ahead_max = max(1.0, lengths.cap_tokens - float(np.min(generated_tokens, initial=0)))
+    ahead_max = max(1.0, lengths.cap_tokens - float(generated_tokens.min()))
     at = np.unique(np.r_[0.0, np.geomspace(1.0, ahead_max, SEGMENTS).round()])
     alive = expected_alive(lengths.edges_tokens, lengths.survival(), generated_tokens, at)
     return expected_course(at, 0.5 * (alive[:-1] + alive[1:]), context_tokens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from math import floor
 
 import numpy as np
 
@@ -31,7 +32,7 @@ class StepTable:
         self._before = np.hstack([np.zeros((len(values), 1)), np.cumsum(area, axis=1)])[:, :-1].ravel()
         self._intervals = len(knots) - 1
         self._inner = knots[1:-1]
-        self._inner_list = self._inner.tolist()
+        self._inner_list, self._knots_list = self._inner.tolist(), knots.tolist()
 
     def _locate(self, batch, context):
         interval = np.searchsorted(self._inner, context, side="right")
@@ -61,18 +62,29 @@ class StepTable:
         start = np.asarray(context_tokens, dtype=float)
         return self._until_s(batch, start + steps) - self._until_s(batch, start)
 
-    def steps_within(self, batch, context_tokens, budget_s):
-        """How many whole steps (at least 0) fit into ``budget_s`` seconds, by bisection. Scalars only."""
-        one = float(self.step_s(batch, context_tokens))
-        if one <= 0:
-            raise ValueError(f"step table: a step of {batch} sequences takes {one} s")
-        low, high = 0, max(1, int(budget_s / one) + 1)
-        while float(self.run_s(batch, context_tokens, high)) <= budget_s:
-            low, high = high, 2 * high
-        while high - low > 1:
-            middle = (low + high) // 2
-            if float(self.run_s(batch, context_tokens, middle)) <= budget_s:
-                low = middle
-            else:
-                high = middle
-        return low
+    def _one_until_s(self, batch: int, context: float) -> float:
+        """:meth:`_until_s` of one point, without numpy's overhead."""
+        whole = int(context)
+        interval = bisect_right(self._inner_list, whole)
+        flat, n = batch * self._intervals + interval, whole - self._knots_list[interval]
+        value, slope = float(self._value[flat]), float(self._slope[flat])
+        return (
+            float(self._before[flat]) + n * value + slope * (n * (n - 1) / 2) + (context - whole) * (value + slope * n)
+        )
+
+    def steps_within(self, batch: int, context_tokens: float, budget_s: float) -> int:
+        """How many whole steps (at least 0) fit into ``budget_s`` seconds. Newton's method, then exact."""
+        one_s = self.one_step_s(batch, context_tokens)
+        if one_s <= 0:
+            raise ValueError(f"step table: a step of {batch} sequences takes {one_s} s")
+        limit_s = self._one_until_s(batch, context_tokens) + budget_s
+        steps, shift, tries = max(0, int(budget_s / one_s)), 1, 8
+        while shift and tries:
+            left_s = limit_s - self._one_until_s(batch, context_tokens + steps)
+            shift, tries = floor(left_s / self.one_step_s(batch, context_tokens + steps)), tries - 1
+            steps = max(0, steps + shift)
+        while steps and self._one_until_s(batch, context_tokens + steps) > limit_s:
+            steps -= 1
+        while self._one_until_s(batch, context_tokens + steps + 1) <= limit_s:
+            steps += 1
+        return steps

@@ -10,6 +10,7 @@ from bench.backends.simulated.admission import Admission
 from pat.layout import Layout
 from pat.planner import known_course
 from pat.profile import StepProfile
+from pat.step_table import StepTable
 
 NO_ONE = np.empty(0, dtype=np.int64)
 
@@ -104,8 +105,7 @@ class Replica:
         plan, elapsed = self.schedule, at_s - self.clock_s
         segment = int(np.searchsorted(plan.until_s[1:], elapsed, side="left"))
         before_s, before = float(plan.until_s[segment]), int(plan.until_steps[segment])
-        table = self.profile.table(self.layout.tp, int(plan.batch[0]))
-        where = (int(plan.batch[segment]), plan.context_tokens[segment])
+        table, where = self._table(), (int(plan.batch[segment]), float(plan.context_tokens[segment]))
         whole = table.steps_within(*where, elapsed - before_s)
         if before_s + float(table.run_s(*where, whole)) < elapsed:
             whole += 1
@@ -117,22 +117,25 @@ class Replica:
         """(ids still running, decode steps done since the clock) at ``at_s``, which the schedule covers."""
         if self.schedule is None:
             return NO_ONE, 0
-        plan, elapsed = self.schedule, max(0.0, at_s - self.clock_s)
-        segment = self._segment(elapsed)
-        into = (elapsed - plan.until_s[segment]) / plan.seconds[segment]
-        done = int(plan.until_steps[segment] + min(into, 1.0) * plan.steps[segment])
+        plan, (segment, into) = self.schedule, self._where(at_s)
+        done = int(plan.until_steps[segment]) + into
         return plan.ids[plan.ends.searchsorted(done, side="right") :], done
 
     def step_s(self, at_s: float) -> float:
         """Seconds of a decode step at ``at_s``, which the schedule covers."""
-        segment = self._segment(at_s - self.clock_s)
-        return float(self.schedule.seconds[segment] / self.schedule.steps[segment])
+        plan, (segment, into) = self.schedule, self._where(at_s)
+        return self._table().one_step_s(int(plan.batch[segment]), float(plan.context_tokens[segment]) + into)
 
-    def _segment(self, elapsed_s: float) -> int:
-        """Index of the schedule's segment that runs ``elapsed_s`` after the clock."""
-        return max(
-            0, min(int(self.schedule.until_s.searchsorted(elapsed_s, side="right")), len(self.schedule.steps)) - 1
-        )
+    def _table(self) -> StepTable:
+        return self.profile.table(self.layout.tp, int(self.schedule.batch[0]))
+
+    def _where(self, at_s: float) -> tuple[int, int]:
+        """(segment of the schedule, whole steps done in it) at ``at_s``. Nothing of it depends on when it will end."""
+        plan, elapsed_s = self.schedule, max(0.0, at_s - self.clock_s)
+        segment = min(int(plan.until_s.searchsorted(elapsed_s, side="right")), len(plan.steps)) - 1
+        where = int(plan.batch[segment]), float(plan.context_tokens[segment])
+        into = self._table().steps_within(*where, elapsed_s - float(plan.until_s[segment]))
+        return segment, min(into, int(plan.steps[segment]))
 
     def _context(self) -> np.ndarray:
         return self.sequences.context_tokens(self.running)
@@ -201,8 +204,7 @@ class Replica:
         plan = self.schedule
         count, seconds = plan.steps[:segments], plan.seconds[:segments]
         if partial_steps:
-            table = self.profile.table(self.layout.tp, int(plan.batch[0]))
-            last_s = table.run_s(int(plan.batch[segments]), plan.context_tokens[segments], partial_steps)
+            last_s = self._table().run_s(int(plan.batch[segments]), plan.context_tokens[segments], partial_steps)
             count, seconds = np.r_[count, partial_steps], np.r_[seconds, last_s]
         n, until_s = len(count), np.r_[0.0, np.cumsum(seconds)]
         start_s = self.clock_s + until_s[:-1]
