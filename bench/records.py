@@ -85,11 +85,17 @@ class RecordStore:
             file.flush()
             os.fsync(file.fileno())
 
-    def tidy(self, keep: list[RolloutSummary]) -> None:
-        """Rewrite the file with these records alone, in the order of their keys."""
+    def tidy(self) -> None:
+        """Rewrite the file in the order of its keys, each once: the same records give the same bytes."""
+        records = sorted(self.read().values(), key=lambda record: record.key)
         partial = self.path.with_suffix(".partial")
-        partial.write_text("".join(r.model_dump_json() + "\n" for r in sorted(keep, key=lambda r: r.key)))
+        partial.write_text("".join(record.model_dump_json() + "\n" for record in records))
         partial.replace(self.path)
+
+    def current(self) -> list[RolloutSummary]:
+        """The records of the last run: those that its ``made`` file lists by fingerprint."""
+        wanted = set(self.read_made().get("fingerprints", ()))
+        return [record for record in self.read().values() if record.fingerprint in wanted]
 
     def write_made(self, made: dict) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)

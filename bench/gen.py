@@ -1,0 +1,113 @@
+"""bench-gen: run the rollouts of experiments, log them, keep what is finished, render the report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from bench.dry_run import describe, matching_cells
+from bench.errors import UserError
+from bench.experiment import Experiment, known_experiments, load_experiment
+from bench.gen_measured import run_measured
+from bench.gen_predicted import run_predicted
+from bench.report.gen import render
+from bench.tracking import make_tracker
+from bench.workloads.problems import Problem, load_problems
+from bench.workloads.trace import LengthTrace, read_trace
+
+console = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+@dataclass(frozen=True)
+class Options:
+    """The command line of ``bench gen``; see its help."""
+
+    experiments: tuple[str, ...] = ()
+    seeds: int | None = None
+    dataset: str | None = None
+    trace: Path | None = None
+    tier: str | None = None
+    model: str | None = None
+    tracker: str = "wandb"
+    out: Path = Path("results")
+    dry_run: bool = False
+    fresh: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Workload:
+    """What the command line fixes for all experiments: problems to draw prompts from, and a trace to replay."""
+
+    problems: list[Problem] | None
+    trace: LengthTrace | None
+    source: str
+
+    @classmethod
+    def of(cls, options: Options) -> Workload:
+        problems = load_problems(options.dataset) if options.dataset else None
+        trace = read_trace(options.trace) if options.trace else None
+        return cls(problems, trace, f"prompts {options.dataset or 'default'}")
+
+
+def run(options: Options) -> None:
+    """All of it. UserError for bad input, before anything runs."""
+    experiments = [adjusted(load_experiment(name), options) for name in options.experiments or known_experiments()]
+    tracker = make_tracker(options.tracker, options.out)
+    workload = Workload.of(options)
+    for experiment in experiments:
+        check_trace(experiment, workload.trace)
+    if options.dry_run:
+        for experiment in experiments:
+            print(describe(experiment, options.model))
+        return
+    for line in matching_cells(known_experiments()):
+        console.print(line)
+    predicted = [e for e in experiments if e.tier == "predicted"]
+    measured = [e for e in experiments if e.tier == "measured"]
+    with progress_bar() as progress:
+        run_predicted(predicted, workload, options, tracker, progress)
+        run_measured(measured, workload, options, tracker, progress)
+    path = render(options.out)
+    console.print(f"report: {path}")
+
+
+def adjusted(experiment: Experiment, options: Options) -> Experiment:
+    """The experiment with the command line's changes."""
+    changes: dict = {}
+    if options.seeds is not None:
+        changes["seeds"] = tuple(range(options.seeds))
+    if options.tier is not None:
+        if options.tier not in ("predicted", "measured"):
+            raise UserError(f"--tier must be predicted or measured, not {options.tier!r}")
+        if experiment.cluster.gpu == "cpu" and options.tier == "predicted":
+            raise UserError(f"experiment {experiment.name} has no step profile to predict from; leave --tier out")
+        changes["tier"] = options.tier
+    if options.trace is not None:
+        changes["batches"] = (len(read_trace(options.trace)),)
+        changes["samples_per_prompt"] = 1
+    return experiment.model_copy(update=changes)
+
+
+def check_trace(experiment: Experiment, trace: LengthTrace | None) -> None:
+    """UserError where the trace to replay has responses beyond the experiment's cap."""
+    if trace is not None and (longest := int(trace.response_tokens.max())) > experiment.max_response_tokens:
+        raise UserError(
+            f"--trace: a response of {longest} tokens exceeds max_response_tokens "
+            f"{experiment.max_response_tokens} of {experiment.name}; choose an experiment with a higher cap"
+        )
+
+
+def progress_bar() -> Progress:
+    """Progress with an ETA, on stderr."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("ETA"),
+        TimeRemainingColumn(),
+        console=console,
+    )
