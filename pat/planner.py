@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
@@ -83,10 +82,6 @@ class Planner:
     layouts: tuple[Layout, ...]
     capacity_tokens: dict[Layout, int]
 
-    @cached_property
-    def index(self) -> dict[Layout, int]:
-        return {layout: i for i, layout in enumerate(self.layouts)}
-
     def step_s(self, layout: Layout, alive: int, context_tokens: float) -> float:
         """Seconds for all ``alive`` sequences to advance by a token: one step, or more where the KV cache is short."""
         batch = -(-alive // layout.dp)
@@ -121,13 +116,16 @@ class Planner:
         return np.array([[estimate(a, b, alive, context, s) for b, s in to] for a in self.layouts]) * ahead.busy
 
     def plan(self, layout: Layout, ahead: Outlook, max_hops: int = 3) -> Plan:
-        """The schedule with the least expected time that begins in ``layout`` and has at most ``max_hops`` switches.
+        """The schedule with the least expected time that begins in ``layout`` and has at most ``max_hops`` switches."""
+        return self.plans(ahead, max_hops)[layout]
+
+    def plans(self, ahead: Outlook, max_hops: int = 3) -> dict[Layout, Plan]:
+        """The best schedule from every layout.
 
         With A the time from now to segment j in a layout, and W_h(j, L) = min over L' of switch(L -> L', j) plus the
         best with h - 1 hops left: best_h(k, L) = min over j >= k of A(j) - A(k) + W_h(j, L), and never switching is
         j = K. Exact for the outlook given, O(hops x L^2 x K), no loop over segments.
         """
-        here = self.index[layout]
         spent = np.cumsum(np.pad(self.segment_s(ahead), ((0, 0), (1, 0))), axis=1)  # A [L, K + 1]
         total = spent[:, -1:]
         best = total - spent[:, :-1]  # no hop left: [L, K]
@@ -145,7 +143,10 @@ class Planner:
             when = np.where(switching, when, -1)
             best = np.where(switching, best_reach, total) - spent[:, :-1]
             chosen.append((when, target))
-        return self._trace(here, ahead, float(total[here, 0]), float(best[here, 0]), chosen, switch)
+        return {
+            layout: self._trace(here, ahead, float(total[here, 0]), float(best[here, 0]), chosen, switch)
+            for here, layout in enumerate(self.layouts)
+        }
 
     def _trace(self, here, ahead, stay_s, best_s, chosen, switch) -> Plan:
         """Follow the choices from the first segment on."""
@@ -164,7 +165,7 @@ class Planner:
 
     def first_layout(self, ahead: Outlook, prompt_tokens: float, max_hops: int = 3) -> tuple[Layout, Plan]:
         """The layout to begin a rollout in, prefill of ``prompt_tokens`` in all included, and the plan from there."""
-        plans = {layout: self.plan(layout, ahead, max_hops) for layout in self.layouts}
+        plans = self.plans(ahead, max_hops)
         prefill = {a: float(self.profile.prefill_s(a.tp, prompt_tokens / a.dp)) for a in self.layouts}
         first = min(self.layouts, key=lambda a: (prefill[a] + plans[a].best_s, a.tp))
         return first, plans[first]

@@ -72,16 +72,18 @@ class StepTable:
             float(self._before[flat]) + n * value + slope * (n * (n - 1) / 2) + (context - whole) * (value + slope * n)
         )
 
-    def steps_within(self, batch: int, context_tokens: float, budget_s: float) -> int:
-        """How many whole steps (at least 0) fit into ``budget_s`` seconds. Newton's method, then exact."""
+    def steps_within(self, batch: int, context_tokens: float, budget_s: float, guess: int | None = None) -> int:
+        """How many whole steps (at least 0) fit into ``budget_s`` seconds: exact, by Newton's method from a guess."""
         one_s = self.one_step_s(batch, context_tokens)
         if one_s <= 0:
             raise ValueError(f"step table: a step of {batch} sequences takes {one_s} s")
         limit_s = self._one_until_s(batch, context_tokens) + budget_s
-        steps, shift, tries = max(0, int(budget_s / one_s)), 1, 8
-        while shift and tries:
+        steps = max(0, int(budget_s / one_s)) if guess is None else guess
+        for _ in range(8):
             left_s = limit_s - self._one_until_s(batch, context_tokens + steps)
-            shift, tries = floor(left_s / self.one_step_s(batch, context_tokens + steps)), tries - 1
+            shift = floor(left_s / self.one_step_s(batch, context_tokens + steps))
+            if shift == 0:
+                return steps
             steps = max(0, steps + shift)
         while steps and self._one_until_s(batch, context_tokens + steps) > limit_s:
             steps -= 1

@@ -54,9 +54,9 @@ def time_of(plan, ahead: Outlook, planner, here: Layout) -> float:
     """Seconds of the schedule that a plan names."""
     segment_s, switch_s = planner.segment_s(ahead), planner.switch_s(ahead)
     starts = np.r_[0.0, np.cumsum(ahead.steps)]
-    at, start, total = planner.index[here], 0, 0.0
+    at, start, total = planner.layouts.index(here), 0, 0.0
     for steps, layout in plan.hops:
-        j, to = int(np.flatnonzero(starts == steps)[0]), planner.index[layout]
+        j, to = int(np.flatnonzero(starts == steps)[0]), planner.layouts.index(layout)
         total += segment_s[at, start:j].sum() + switch_s[at, to, j]
         at, start = to, j
     return total + segment_s[at, start:].sum()

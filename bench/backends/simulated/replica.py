@@ -58,7 +58,8 @@ class Replica:
 
     ``full``: the KV budget turned the head of the queue away; as in SGLang, nobody is admitted until one leaves.
     ``clock_s`` is the time of the last settled step boundary; ``schedule`` is what follows. ``log`` collects
-    (kind, start seconds, steps, batch, mean context, seconds) of what has been settled, arrays of segments.
+    (kind, start seconds, steps, batch, mean context, seconds) of what has been settled, arrays of segments;
+    ``asked`` the last answer of :meth:`_where`.
     """
 
     index: int
@@ -73,6 +74,7 @@ class Replica:
     retractions: int = 0
     full: bool = False
     schedule: Schedule | None = None
+    asked: tuple = (None, 0.0, None)
 
     @property
     def busy(self) -> bool:
@@ -132,10 +134,14 @@ class Replica:
     def _where(self, at_s: float) -> tuple[int, int]:
         """(segment of the schedule, whole steps done in it) at ``at_s``. Nothing of it depends on when it will end."""
         plan, elapsed_s = self.schedule, max(0.0, at_s - self.clock_s)
-        segment = min(int(plan.until_s.searchsorted(elapsed_s, side="right")), len(plan.steps)) - 1
-        where = int(plan.batch[segment]), float(plan.context_tokens[segment])
-        into = self._table().steps_within(*where, elapsed_s - float(plan.until_s[segment]))
-        return segment, min(into, int(plan.steps[segment]))
+        if self.asked[0] is not plan or self.asked[1] != elapsed_s:
+            segment = min(int(plan.until_s.searchsorted(elapsed_s, side="right")), len(plan.steps)) - 1
+            into_s, steps = elapsed_s - float(plan.until_s[segment]), int(plan.steps[segment])
+            guess = int(into_s / float(plan.seconds[segment]) * steps)
+            where = int(plan.batch[segment]), float(plan.context_tokens[segment])
+            into = min(self._table().steps_within(*where, into_s, guess), steps)
+            self.asked = (plan, elapsed_s, (segment, into))
+        return self.asked[2]
 
     def _context(self) -> np.ndarray:
         return self.sequences.context_tokens(self.running)
