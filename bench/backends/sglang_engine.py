@@ -112,9 +112,11 @@ class StaticEngine:
         end_processes(self.processes)
         self.processes = []
         if self.loop is not None:
-            for task in asyncio.all_tasks(self.loop):
+            tasks = asyncio.all_tasks(self.loop)
+            for task in tasks:
                 task.cancel()
-            self.loop.run_until_complete(asyncio.sleep(0))
+            if tasks:
+                self.loop.run_until_complete(asyncio.wait(tasks, timeout=1))
             self.loop.close()
             self.loop = None
         for name, value in self.saved.items():
