@@ -47,7 +47,7 @@ class StepTable:
         """:meth:`step_s` of one point, without numpy's overhead: for decisions inside a running rollout."""
         interval = bisect_right(self._inner_list, context_tokens)
         flat = batch * self._intervals + interval
-        return float(self._value[flat] + self._slope[flat] * (context_tokens - self.knots[interval]))
+        return self._value.item(flat) + self._slope.item(flat) * (context_tokens - self._knots_list[interval])
 
     def _until_s(self, batch, context):
         """Sum of step times at contexts 0, 1, ... below ``context``; linear between integers."""
@@ -67,10 +67,8 @@ class StepTable:
         whole = int(context)
         interval = bisect_right(self._inner_list, whole)
         flat, n = batch * self._intervals + interval, whole - self._knots_list[interval]
-        value, slope = float(self._value[flat]), float(self._slope[flat])
-        return (
-            float(self._before[flat]) + n * value + slope * (n * (n - 1) / 2) + (context - whole) * (value + slope * n)
-        )
+        before, value, slope = self._before.item(flat), self._value.item(flat), self._slope.item(flat)
+        return before + n * value + slope * (n * (n - 1) / 2) + (context - whole) * (value + slope * n)
 
     def steps_within(self, batch: int, context_tokens: float, budget_s: float, guess: int | None = None) -> int:
         """How many whole steps (at least 0) fit into ``budget_s`` seconds: exact, by Newton's method from a guess."""

@@ -111,7 +111,7 @@ def observe(replicas: list[Replica], sequences: Sequences, layout: Layout, now_s
     """What a policy may see at ``now_s``: progress of the living, lengths of the finished."""
     seen = [r.peek(now_s) for r in replicas if r.busy] or [(NO_ONE, 0)]
     running = np.concatenate([ids for ids, _ in seen])
-    steps = np.repeat([done for _, done in seen], [len(ids) for ids, _ in seen])
+    generated = np.concatenate([sequences.generated_tokens[ids] + done for ids, done in seen])
     waiting = [i for r in replicas for i in r.queue]
     finished = np.ones(len(sequences.prompt_tokens), dtype=bool)
     finished[running] = False
@@ -119,8 +119,8 @@ def observe(replicas: list[Replica], sequences: Sequences, layout: Layout, now_s
     return RolloutState(
         time_s=now_s,
         layout=layout,
-        generated_tokens=sequences.generated_tokens[running] + steps,
-        context_tokens=sequences.context_tokens(running) + steps,
+        generated_tokens=generated,
+        context_tokens=sequences.prompt_tokens[running] + generated,
         waiting=len(waiting),
         finished_tokens=sequences.response_tokens[finished],
         switches=switches,
