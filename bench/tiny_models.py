@@ -8,11 +8,12 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+
+from bench.cache import cache_dir
 
 FORMAT = 1
 """Part of the cache key: raise it when the files written for one spec change."""
@@ -62,8 +63,7 @@ PRESETS = {
 
 def cache_directory() -> Path:
     """Where checkpoints are kept: ``$XDG_CACHE_HOME/pat-reproduction/models`` (default ``~/.cache``)."""
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "pat-reproduction" / "models"
+    return cache_dir("models")
 
 
 def materialise(model: str | TinyModel) -> Path:

@@ -26,7 +26,8 @@ class TpGrid:
     prefill_s          [P]
     graph_batches      batch sizes of CUDA graphs: a smaller batch is padded up to the next; () = never padded
     eager_extra_s      added to a step whose batch is above the largest graph (launches, the slower all-reduce)
-    measured_batch, measured_context_tokens   the largest of each that rests on measurement; beyond it, extrapolated
+    measured_batch, measured_context_tokens, measured_tokens
+                       the largest batch, context and product of both that rest on measurement; beyond, extrapolated
     """
 
     tp: int
@@ -39,6 +40,7 @@ class TpGrid:
     eager_extra_s: float = 0.0
     measured_batch: int = 1 << 30
     measured_context_tokens: int = 1 << 30
+    measured_tokens: int = 1 << 60
 
     def padded(self, batch: np.ndarray) -> np.ndarray:
         """The batch a step really runs: rounded up to its CUDA graph; unchanged above the largest."""
@@ -111,7 +113,8 @@ class StepProfile:
     def extrapolated(self, tp: int, batch: int, context_tokens: float) -> bool:
         """Whether this point lies outside what was measured."""
         grid = self.grids[tp]
-        return batch > grid.measured_batch or context_tokens > grid.measured_context_tokens
+        inside = batch <= grid.measured_batch and context_tokens <= grid.measured_context_tokens
+        return not inside or batch * context_tokens > grid.measured_tokens
 
     def save(self, path: Path) -> None:
         """One Parquet file: a row a point (kind, tp, batch, tokens, seconds), the rest as JSON in its metadata."""
@@ -126,6 +129,7 @@ class StepProfile:
                 "eager_extra_s": grid.eager_extra_s,
                 "measured_batch": grid.measured_batch,
                 "measured_context_tokens": grid.measured_context_tokens,
+                "measured_tokens": grid.measured_tokens,
             }
         columns = dict(
             zip(("kind", "tp", "batch", "tokens", "seconds"), map(list, zip(*rows, strict=True)), strict=True)

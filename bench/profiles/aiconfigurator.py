@@ -1,0 +1,147 @@
+"""Step profiles from aiconfigurator-core: kernel times measured with SGLang on real GPUs, composed to steps.
+
+A grid is compiled once for a (model, GPU) and cached as Parquet; only then aiconfigurator is imported (seconds).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+
+from bench.cache import cache_dir
+from bench.gpus import gpu as gpu_of
+from bench.launch_plan import graph_batch
+from bench.profiles.comm_tables import allreduce_gap_s, logits_gather_s
+from bench.profiles.coverage import attention_coverage
+from bench.profiles.grid import CONTEXTS_TOKENS, PREFILL_TOKENS, TPS, graph_buckets, grid_batches
+from bench.profiles.sampling import sampling_s
+from pat.model import ModelShape
+from pat.profile import StepProfile, TpGrid
+
+PACKAGE = "aiconfigurator-core"
+BUILDER = 1
+"""Part of the cache key: raise it when this module would build another grid from the same tables."""
+SYSTEMS = {"h100_sxm": 3350e9, "h200_sxm": 4800e9, "a100_sxm": 2039e9, "l40s": 864e9}
+"""GPUs taken from the package, with the peak memory bandwidth of each in bytes/s (its ``mem_bw``)."""
+MEMORY_EFFICIENCY = 0.8
+"""Share of the peak that streaming kernels reach (the package's ``mem_bw_empirical_scaling_factor``)."""
+IGNORED_NOTICE = "low-fidelity fallback"
+"""Notices of the package about tables of MoE and MLA kernels, which dense models do not use."""
+
+
+def profile(shape: ModelShape, directory: Path, gpu: str) -> StepProfile:
+    """Profile of a model on one of SYSTEMS, without host term: from the cache, or built and put there.
+
+    directory: holds the model's ``config.json``. A cache file that cannot be read is built anew.
+    """
+    path = cache_path(shape, gpu)
+    try:
+        return StepProfile.load(path)
+    except ValueError:
+        built = build(shape, directory, gpu)
+        built.save(path)
+        return built
+
+
+def cache_path(shape: ModelShape, gpu: str) -> Path:
+    """Where the profile is kept: keyed by model shape, GPU, package version and builder version."""
+    key = json.dumps([asdict(shape), gpu, version(PACKAGE), BUILDER], sort_keys=True)
+    return cache_dir("profiles") / f"{shape.name}-{gpu}-{hashlib.sha256(key.encode()).hexdigest()[:12]}.parquet"
+
+
+def build(shape: ModelShape, directory: Path, gpu: str) -> StepProfile:
+    """Compile the grids of every TP degree that divides the model."""
+    grids = {tp: build_grid(shape, directory, gpu, tp) for tp in TPS if divides(shape, tp)}
+    provenance = {
+        "tier": "predicted",
+        "source": f"{PACKAGE} {version(PACKAGE)}, kernels measured with SGLang on {gpu}, interpolated",
+        "added": "sampling step (memory-bound passes, all-gather of logits)",
+    }
+    return StepProfile(shape.name, gpu, grids, provenance=provenance)
+
+
+def divides(shape: ModelShape, tp: int) -> bool:
+    try:
+        shape.check_tp(tp)
+    except ValueError:
+        return False
+    return True
+
+
+def build_grid(shape: ModelShape, directory: Path, gpu: str, tp: int) -> TpGrid:
+    """Grid of one TP degree.
+
+    The package's decode question takes (batch, context, osl) and answers osl - 1 steps at that same context, so osl = 2
+    is one step whose KV cache holds ``context`` tokens; checked against its per-operation answer.
+    """
+    engine = compile_engine(directory, gpu, tp)
+    largest = graph_batch(gpu_of(gpu).memory_bytes, tp)
+    batches = grid_batches(largest)
+    decode_ms = [[engine.predict_decode_latency(b, c, 2) for c in CONTEXTS_TOKENS] for b in batches]
+    prefill_ms = [engine.predict_prefill_latency(1, n) for n in PREFILL_TOKENS]
+    bandwidth = SYSTEMS[gpu] * MEMORY_EFFICIENCY
+    batch = np.array(batches)
+    sampler_s = sampling_s(batch, shape.vocab, bandwidth) + logits_gather_s(data_root(), gpu, tp, batch * shape.vocab)
+    reductions = 2 * shape.layers + 1
+    coverage = attention_coverage(data_root(), gpu, shape, tp)
+    return TpGrid(
+        tp,
+        batch,
+        np.array(CONTEXTS_TOKENS),
+        np.array(decode_ms) * 1e-3 + sampler_s[:, None],
+        np.array(PREFILL_TOKENS),
+        np.array(prefill_ms) * 1e-3,
+        graph_batches=graph_buckets(largest),
+        eager_extra_s=reductions * allreduce_gap_s(data_root(), gpu, tp, (largest + 1) * shape.hidden),
+        **coverage,
+    )
+
+
+def data_root() -> Path:
+    """The package's directory of measured tables, found without importing it."""
+    spec = importlib.util.find_spec("aiconfigurator_core")
+    if spec is None:
+        raise ValueError(f"step profiles need {PACKAGE}: pip install {PACKAGE}")
+    return Path(spec.submodule_search_locations[0]) / "systems" / "data"
+
+
+def compile_engine(directory: Path, gpu: str, tp: int):
+    """The package's engine of a model under a TP degree, without its notices; errors are kept."""
+    from aiconfigurator_core.sdk.engine import EngineHandle
+
+    with without_notices():
+        return EngineHandle.compile(str(directory), gpu, "sglang", tp_size=tp)
+
+
+@contextmanager
+def without_notices() -> Iterator[None]:
+    """Drop lines with IGNORED_NOTICE from stdout and stderr, of native code too; all others follow afterwards."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    kept = {fd: os.dup(fd) for fd in (1, 2)}
+    with tempfile.TemporaryFile() as file:
+        for fd in kept:
+            os.dup2(file.fileno(), fd)
+        try:
+            yield
+        finally:
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+            for fd, original in kept.items():
+                os.dup2(original, fd)
+                os.close(original)
+            file.seek(0)
+            for line in file.read().decode(errors="replace").splitlines():
+                if IGNORED_NOTICE not in line:
+                    print(line, file=sys.stderr)
