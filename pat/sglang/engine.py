@@ -8,18 +8,27 @@ import os
 import queue
 import signal
 import socket
+import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 import zmq
+from safetensors.torch import save_file
 from sglang.srt.entrypoints.engine import Engine
+from sglang.srt.managers.io_struct import UpdateWeightFromDiskReqInput
 from sglang.srt.managers.tokenizer_manager import SignalHandler
 
 from pat.layout import Layout
 from pat.model import ModelShape
+from pat.policy import Policy
 from pat.reshard.kv import MODES, KvCosts
+from pat.sglang.controller import Controller
 from pat.sglang.guard import EngineDied, Guard
 from pat.sglang.order import Fault, Order, Route
 from pat.sglang.record import SwitchRecord
@@ -51,6 +60,7 @@ class AdaptiveEngine(Engine):
     A request's ``routed_dp_rank`` counts modulo the replicas of the layout it arrives in.
 
     layouts   the layouts it can take; it starts in the one with the lowest TP
+    policy    decides on the layout during rollouts; None: only :meth:`switch` does
     costs     rates that the choice between migration and recomputation of KV cache follows from
     wait_s    the most that ranks wait for one another in a switch, and three times that the engine for its answer
     """
@@ -62,16 +72,15 @@ class AdaptiveEngine(Engine):
         layouts: tuple[Layout, ...],
         costs: KvCosts = KvCosts(),  # noqa: B008 (frozen)
         wait_s: float = 60.0,
-        report_steps: int = 0,
+        policy: Policy | None = None,
         **arguments: Any,
     ) -> None:
         check_arguments(model_path, layouts, arguments)
-        self.guard = Guard()
+        self.guard, self.controller = Guard(), None
         self.costs, self.records = costs, []
         self._hellos: queue.Queue[Hello] = queue.Queue()
         self._answers: queue.Queue[Answer] = queue.Queue()
         self._turn, self._number = threading.Lock(), 0
-        self.on_steps = lambda steps: None
         self._mailbox = Mailbox(self._receive)
         self.settings = Settings(
             layouts=tuple(sorted(set(layouts))),
@@ -79,9 +88,11 @@ class AdaptiveEngine(Engine):
             reports=self._mailbox.address,
             orders=self._mailbox.beside("orders"),
             wait_s=wait_s,
-            report_steps=report_steps,
+            report_steps=(policy and policy.interval_steps) or 0,
         )
         self.layout = self.settings.start
+        if policy is not None:
+            self.controller = Controller(policy, self.switch, lambda: self.layout, self.in_flight)
         if len(self.settings.layouts) > 1:
             os.environ[VARIABLE] = self.settings.to_json()
         try:
@@ -121,7 +132,7 @@ class AdaptiveEngine(Engine):
         if isinstance(report, Answer):
             self._answers.put(report)
         elif isinstance(report, Steps):
-            self.on_steps(report)
+            self.controller.take(report)
         elif isinstance(report, Hello):
             self._hellos.put(report)
         else:
@@ -149,6 +160,7 @@ class AdaptiveEngine(Engine):
             if answer.error is None:
                 self.layout = layout
             self.tokenizer_manager.update_control_communicator_fan_out(self.layout.dp)
+            self.tokenizer_manager.elastic_worker_count = self.layout.dp
             self._commands.send_pyobj(Route(self.layout.dp))
             if answer.error is not None:
                 raise SwitchVetoed(f"{layout}: {answer.error}")
@@ -188,9 +200,16 @@ class AdaptiveEngine(Engine):
                 return
 
     def generate(self, *args: Any, **kwargs: Any) -> dict | list[dict] | Iterator[dict]:
-        """As SGLang's. EngineDied where the engine fails meanwhile."""
-        result = self.loop.run_until_complete(self.async_generate(*args, **kwargs))
-        return self._chunks(result) if kwargs.get("stream") is True else result
+        """As SGLang's. EngineDied where the engine fails meanwhile.
+
+        A batch given as ``input_ids`` is a rollout, in which the policy, if there is one, decides on the layout.
+        """
+        if kwargs.get("stream") is True:
+            return self._chunks(self.loop.run_until_complete(self.async_generate(*args, **kwargs)))
+        prompts = kwargs.get("input_ids")
+        whole = self.controller is not None and prompts and isinstance(prompts[0], list) and not self.in_flight()
+        with self.rollout([len(prompt) for prompt in prompts]) if whole else nullcontext():
+            return self.loop.run_until_complete(self.async_generate(*args, **kwargs))
 
     def _chunks(self, chunks: AsyncIterator[dict]) -> Iterator[dict]:
         while True:
@@ -199,9 +218,49 @@ class AdaptiveEngine(Engine):
             except StopAsyncIteration:
                 return
 
+    async def async_update_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Replace weights, by their Hugging Face names, in every seat of every rank, whatever the layout.
+
+        Nothing must be running; cached prefixes are dropped. RuntimeError with SGLang's message where it fails. The
+        tensors go through a file in memory: ranks of a higher TP need more of them than that layout's own shards.
+        """
+        with tempfile.TemporaryDirectory(prefix="pat-weights-", dir=memory_directory()) as directory:
+            save_file({name: tensor.contiguous() for name, tensor in weights}, Path(directory) / "model.safetensors")
+            request = UpdateWeightFromDiskReqInput(model_path=directory, load_format="safetensors")
+            work = self.tokenizer_manager.update_weights_from_disk(request, None)
+            success, message, _ = await self.guard.run(work)
+        if not success:
+            raise RuntimeError(f"update of weights: {message}")
+
+    def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """:meth:`async_update_weights`, from outside of an event loop."""
+        self.loop.run_until_complete(self.async_update_weights(weights))
+
+    def in_flight(self) -> int:
+        """Requests submitted and not yet answered."""
+        return sum(not state.finished for state in list(self.tokenizer_manager.rid_to_state.values()))
+
+    @contextmanager
+    def rollout(self, prompt_tokens: Sequence[int]) -> Iterator[Controller]:
+        """While the block runs, the policy decides on the layout: first for prompts of these lengths, then by reports.
+
+        For an engine with a policy, with nothing in flight. Yields the controller, whose decisions can be looked at.
+        """
+        if self.controller is None:
+            raise ValueError("AdaptiveEngine: a rollout needs an engine with a policy")
+        self.controller.begin(np.asarray(prompt_tokens))
+        try:
+            yield self.controller
+        finally:
+            self.controller.end()
+
     def abort(self, rid: str = "", all_requests: bool = False) -> None:
         """End a request, or all of them, where it is: it returns what it has generated."""
         self.tokenizer_manager.abort_request(rid=rid, abort_all=all_requests)
+
+    def _resolve_routed_dp_rank(self, routed_dp_rank: int | None, data_parallel_rank: int | None) -> int | None:
+        rank = super()._resolve_routed_dp_rank(routed_dp_rank, data_parallel_rank)
+        return rank if rank is None else rank % self.layout.dp
 
     def open_session(self, *args: Any, **kwargs: Any) -> str:
         raise ValueError("AdaptiveEngine: sessions are not supported; a session's KV cache cannot be moved")
@@ -244,6 +303,11 @@ def check_arguments(model_path: str, layouts: tuple[Layout, ...], arguments: dic
     shape = ModelShape.load(model_path)
     for layout in layouts:
         shape.check_tp(layout.tp)
+
+
+def memory_directory() -> str | None:
+    """A directory that lies in memory, where there is one; None: the default for temporary files."""
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
 def free_port() -> int:

@@ -6,7 +6,7 @@ import os
 from importlib import import_module
 
 MODULES = {
-    "PAT_SWITCH": "pat.sglang.switch",
+    "PAT_SWITCH": "pat.sglang.hooks",
     "PAT_STEP_LOG": "pat.sglang.step_log",
     "PAT_SHM_ALLREDUCE": "pat.sglang.shm_allreduce",
     "PAT_PIN": "pat.sglang.pin",

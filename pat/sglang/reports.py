@@ -11,6 +11,8 @@ from typing import Any
 
 import zmq
 
+from pat.layout import Layout
+
 
 @dataclass(frozen=True, slots=True)
 class Hello:
@@ -41,15 +43,15 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Running sequences of one replica after ``step`` steps, and those finished since the last report.
+    """Running sequences of one replica of ``layout`` after ``step`` steps, and those ended since the last report.
 
     Tokens as lists of one number a sequence: ``generated`` and ``context`` (prompt and response) of the running ones,
-    ``finished`` the response lengths of those that ended. ``rids`` names the running ones.
+    ``finished`` the response lengths of those that ended. ``waiting``: requests that have not begun or were retracted.
     """
 
     replica: int
+    layout: Layout
     step: int
-    rids: list[str]
     generated: list[int]
     context: list[int]
     finished: list[int]

@@ -17,7 +17,7 @@ from pat.layout import Layout
 from pat.sglang import kv_pool
 from pat.sglang.reports import Hello, Reporter
 from pat.sglang.settings import Settings
-from pat.sglang.weights import SeatWeights, of_first, share
+from pat.sglang.weights import SeatWeights, copied_share, of_first, share
 from pat.sglang.world import World
 
 
@@ -161,8 +161,9 @@ class Seats:
 
         with loading.set_default_torch_dtype(model_config.dtype), torch.device(device_config.device):
             model = loading._initialize_model(model_config, loader.load_config)
-        start = self.settings.start
-        self._weights = share(self.first.runner.model, model, start, self.building, self.world.rank)
+        first, start, others = self.first.runner.model, self.settings.start, self.settings.layouts[1:]
+        copy_merged = copied_share(first, start, others) <= self.settings.copied_share
+        self._weights = share(first, model, start, self.building, self.world.rank, copy_merged)
         loader.counter_after_loading_weights = time.perf_counter()
         return model.eval()
 
@@ -172,6 +173,10 @@ class Seats:
             original(pool)
         else:
             kv_pool.borrow_buffers(pool, self.first.pool)
+
+    def available_bytes(self, original, configurator, *arguments) -> int:
+        """Around KVCacheConfigurator._profile_available_bytes: a further seat's KV cache is there already."""
+        return original(configurator, *arguments) if self.building is None else 1 << 60
 
     def broadcast_seed(self, original, data, rank, group=None, src=0, **options):
         """Around tp_worker's broadcast of the random seed, which takes a rank of the replica for one of the world."""
@@ -190,7 +195,8 @@ class Seats:
             self.world.enter(self.active.layout)
         for seat in self.by_layout.values():
             seat.weights.refresh()
-        self.active.scheduler.flush_cache(empty_cache=False)
+        if self.active is not first and request.flush_cache and not self.active.scheduler.flush_cache(False):
+            output.success, output.message = False, "weights were updated, but requests of the old ones are running"
         return output
 
 

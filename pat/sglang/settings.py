@@ -21,6 +21,7 @@ class Settings:
     wait_s        the most that any rank waits for another in a switch
     report_steps  decode steps between two reports of running sequences; 0: no reports
     staging_bytes the most memory that the exchange of KV cache takes on a rank, beyond one layer
+    copied_share  the most that seats may add to the memory of weights by copies of merged layers (gate and up)
     tail_graph_batch   largest batch that CUDA graphs are captured for in layouts beyond the first
     """
 
@@ -31,6 +32,7 @@ class Settings:
     wait_s: float = 60.0
     report_steps: int = 0
     staging_bytes: int = 64 << 20
+    copied_share: float = 0.25
     tail_graph_batch: int = 16
 
     def __post_init__(self) -> None:

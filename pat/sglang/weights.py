@@ -1,8 +1,12 @@
-"""Weights of a seat as views of the first seat's storage; copies only where a fused tensor's slices do not adjoin."""
+"""Weights of a seat as views of the first seat's storage.
+
+Slices of a fused tensor that do not adjoin are copied, or, where copies would take too much memory, merged layers
+(gate and up) are computed part by part from views.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -76,11 +80,24 @@ def size_bytes(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
+def copied_share(first: nn.Module, low: Layout, others: Iterable[Layout]) -> float:
+    """What copies of all fused tensors in the seats of ``others`` would add, as a share of the first seat's weights."""
+    total = fused = 0
+    for _, module, name, parameter in parameters(first):
+        kind = sharding(module, name)
+        total += size_bytes(parameter)
+        fused += size_bytes(parameter) if kind is not None and len(kind[1]) > 1 else 0
+    return sum(low.tp / layout.tp for layout in others) * fused / total
+
+
 @torch.no_grad()
-def share(first: nn.Module, model: nn.Module, low: Layout, high: Layout, rank: int) -> SeatWeights:
+def share(
+    first: nn.Module, model: nn.Module, low: Layout, high: Layout, rank: int, copy_merged: bool = True
+) -> SeatWeights:
     """Fill ``model``, built for ``high`` on world rank ``rank``, from ``first``, which holds the weights under ``low``.
 
-    ValueError names a parameter that the two layouts shard differently.
+    ``copy_merged``: copy merged layers rather than compute them part by part. ValueError names a parameter that the
+    two layouts shard differently.
     """
     shared, copied, copies = 0, 0, []
     for (path, old, name, source), (path2, new, _, target) in zip(parameters(first), parameters(model), strict=True):
@@ -93,7 +110,15 @@ def share(first: nn.Module, model: nn.Module, low: Layout, high: Layout, rank: i
             continue
         dim, parts = kind
         pieces = slices(parts, low, high, rank)
-        if len(pieces) == 1:
+        merged = type(new).__name__ == "MergedColumnParallelLinear" and name == "weight"
+        if len(pieces) > 1 and merged and not copy_merged:
+            from pat.sglang.parts_linear import PartsLinear
+
+            views = tuple(source.data.narrow(dim, piece.start, piece.length) for piece in pieces)
+            new.quant_method = PartsLinear(views)
+            target.data = source.data[:0]
+            shared += sum(size_bytes(view) for view in views)
+        elif len(pieces) == 1:
             target.data = source.data.narrow(dim, pieces[0].start, pieces[0].length)
             shared += size_bytes(target)
         else:

@@ -1,10 +1,11 @@
 """Engines of the live tests: one start for each set-up, shared by all tests of a module."""
 
 import asyncio
-import os
 from contextlib import contextmanager
 
 import pytest
+
+from pat.policy import Keep, Switch
 
 ENVIRONMENT = {
     "SGLANG_USE_CPU_ENGINE": "1",
@@ -26,6 +27,23 @@ ARGUMENTS = {
     "log_level": "error",
 }
 LIMIT_S = 60
+
+
+class SwitchBelow:
+    """A policy: from ``low`` to ``high`` as soon as fewer than ``alive`` sequences run. Remembers what it has seen."""
+
+    interval_steps = 4
+
+    def __init__(self, alive, low, high, first=None):
+        self.alive, self.low, self.high, self.first, self.seen = alive, low, high, first or low, []
+
+    def first_layout(self, prompt_tokens):
+        return self.first
+
+    def decide(self, state):
+        self.seen.append(state)
+        few = len(state.generated_tokens) < self.alive and state.layout == self.low
+        return Switch(self.high, 1.0, 0.1) if few else Keep()
 
 
 @contextmanager
@@ -77,7 +95,3 @@ async def generate_with_switches(engine, prompts, lengths, switches, **arguments
 
 def tokens(answers):
     return [(list(answer["output_ids"]), answer["text"]) for answer in answers]
-
-
-def clean_environment():
-    return not [name for name in os.environ if name.startswith("PAT_SWITCH")]

@@ -12,10 +12,11 @@ from transformers import AutoModelForCausalLM
 
 from bench.tiny_models import PRESETS, materialise
 from pat.layout import Layout
+from pat.policy import Switch
 from pat.sglang.engine import EngineDied, SwitchVetoed
 from pat.sglang.guard import alive
 from pat.sglang.order import Fault
-from tests.sglang_live.conftest import adaptive_engine, generate, generate_with_switches, run, tokens
+from tests.sglang_live.conftest import SwitchBelow, adaptive_engine, generate, generate_with_switches, run, tokens
 
 pytestmark = pytest.mark.engine
 
@@ -30,12 +31,13 @@ class Setup:
     fault: Fault
     arguments: dict = field(default_factory=dict)
     environment: dict = field(default_factory=dict)
-    cases: int = 10
+    cases: int = 8
+    crowded: bool = False
 
 
 LLAMA, QWEN3 = PRESETS["tiny-llama"], PRESETS["tiny-qwen3"]
 SETUPS = [
-    Setup("llama", LLAMA, (Layout(1, 2), Layout(2, 1)), Fault("prepare", 1, kill=True), cases=14),
+    Setup("llama", LLAMA, (Layout(1, 2), Layout(2, 1)), Fault("prepare", 1, kill=True), cases=16),
     Setup(
         "qwen3-overlap-chunked-pages",
         replace(QWEN3, tied=True),
@@ -50,6 +52,7 @@ SETUPS = [
         (Layout(2, 2), Layout(4, 1)),
         Fault("after", 3, kill=True),
         {"disable_radix_cache": True, "max_total_tokens": 640},
+        crowded=True,
     ),
 ]
 PROMPTS = [[5 + (7 * i + 3 * j) % 200 for j in range(6 + 7 * i)] for i in range(8)]
@@ -58,8 +61,11 @@ PROMPTS += [SHARED + [20 + i] * (1 + i) for i in range(3)]
 LENGTHS = [40 + 9 * (i % 5) for i in range(len(PROMPTS))]
 
 
-def hf_greedy(path) -> list[list[int]]:
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+def hf_model(path):
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+
+
+def hf_greedy(model) -> list[list[int]]:
     found = []
     for prompt, new in zip(PROMPTS, LENGTHS, strict=True):
         ids, cache, tail = [], None, torch.tensor([prompt])
@@ -77,9 +83,10 @@ def live(request):
     """(set-up, engine, answers of HF greedy as token ids, the engine's own answers without a switch)."""
     setup = request.param
     path = materialise(setup.model)
-    with adaptive_engine(path, setup.layouts, setup.environment, **setup.arguments) as engine:
+    policy = SwitchBelow(5, setup.layouts[0], setup.layouts[-1])
+    with adaptive_engine(path, setup.layouts, setup.environment, policy=policy, **setup.arguments) as engine:
         want = run(engine, generate(engine, PROMPTS, LENGTHS))
-        yield setup, engine, hf_greedy(path), want
+        yield setup, engine, hf_greedy(hf_model(path)), want
 
 
 def go_to(engine, layout) -> None:
@@ -126,10 +133,11 @@ def test_hops_through_all_layouts_migrate_everything(live) -> None:
     assert tokens(answers) == tokens(want)
     assert [record.new for record in records] == way
     assert records[0].migrated >= 6
+    assert (records[0].queued > 0) == setup.crowded
     for record in records:
         assert record.weight_wire_bytes == 0
         assert record.recomputed == 0
-        assert record.kv_wire_bytes > 0 or not record.migrated
+        assert record.kv_wire_bytes > 0 or not record.migrated or setup.model.kv_heads < record.old.tp
         assert record.groups_created == records[0].groups_created
         assert abs(record.unattributed_s) < 0.05 * record.total_s
         assert len(record.placements) == record.migrated + record.queued
@@ -232,6 +240,40 @@ def test_a_veto_leaves_all_requests_in_the_old_layout(live) -> None:
         engine.switch(target)
     with pytest.raises(ValueError, match="not one of this engine's layouts"):
         engine.switch(Layout(16, 1))
+
+
+def test_the_policy_switches_inside_a_rollout(live) -> None:
+    setup, engine, _, want = live
+    policy = engine.controller.policy
+    policy.seen.clear()
+    sampling = [{"temperature": 0, "max_new_tokens": n, "ignore_eos": True} for n in LENGTHS]
+    answers = engine.generate(input_ids=PROMPTS, sampling_params=sampling)
+    assert tokens(answers) == tokens(want)
+    assert engine.layout == setup.layouts[-1]
+    made = [d for d in engine.controller.decisions if isinstance(d.answer, Switch)]
+    assert [d.layout for d in made] == [setup.layouts[0]]
+    assert made[0].alive < 5
+    for state in policy.seen:
+        assert len(state.generated_tokens) + state.waiting + len(state.finished_tokens) <= len(PROMPTS)
+        assert set(state.finished_tokens) <= set(LENGTHS)
+        assert (state.context_tokens > state.generated_tokens).all()
+    with pytest.raises(ZeroDivisionError), engine.rollout([1]):
+        raise ZeroDivisionError
+
+
+def test_weight_updates_reach_every_seat(live) -> None:
+    setup, engine, hf, _ = live
+    other = hf_model(materialise(replace(setup.model, seed=1)))
+    old = hf_model(materialise(setup.model))
+    want = hf_greedy(other)
+    assert want != hf
+    go_to(engine, setup.layouts[-1])
+    for model, expected in ((other, want), (old, hf)):
+        weights = {n: t for n, t in model.state_dict().items() if not (setup.model.tied and n == "lm_head.weight")}
+        engine.update_weights(weights.items())
+        for layout in setup.layouts:
+            go_to(engine, layout)
+            assert [list(a["output_ids"]) for a in run(engine, generate(engine, PROMPTS, LENGTHS))] == expected
 
 
 def test_fifty_switches_leave_nothing_behind(live) -> None:

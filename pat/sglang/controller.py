@@ -1,0 +1,126 @@
+"""The controller in the engine's process: gathers the replicas' reports, asks the policy, orders switches."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from pat.layout import Layout
+from pat.policy import Keep, Policy, RolloutState, Switch
+from pat.sglang.guard import EngineDied
+from pat.sglang.reports import Steps
+
+JOIN_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One question to the policy: when (since the rollout's begin), on what, the answer, and the seconds it took."""
+
+    time_s: float
+    layout: Layout
+    alive: int
+    answer: Keep | Switch
+    decide_s: float
+
+
+class Controller:
+    """Runs in a thread of its own during a rollout.
+
+    switch     goes to a layout, as AdaptiveEngine.switch
+    layout     the present layout
+    in_flight  requests submitted and not answered; reports that do not cover as many are not complete yet
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        switch: Callable[[Layout], object],
+        layout: Callable[[], Layout],
+        in_flight: Callable[[], int],
+    ) -> None:
+        self.policy, self.switch, self.layout, self.in_flight = policy, switch, layout, in_flight
+        self.decisions: list[Decision] = []
+        self.error: Exception | None = None
+        self._latest: dict[int, Steps] = {}
+        self._finished: list[int] = []
+        self._begin_s = 0.0
+        self._switches = 0
+        self._news, self._over = threading.Event(), threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def begin(self, prompt_tokens: np.ndarray) -> None:
+        """A rollout begins: go to the layout that the policy wants to begin in. Nothing must be running."""
+        self.decisions, self.error = [], None
+        self._latest, self._finished, self._switches = {}, [], 0
+        first = self.policy.first_layout(np.asarray(prompt_tokens))
+        if first != self.layout():
+            self.switch(first)
+        self._begin_s = time.monotonic()
+        self._news.clear()
+        self._over.clear()
+        if self.policy.interval_steps is not None:
+            self._thread = threading.Thread(target=self._run, name="pat-controller", daemon=True)
+            self._thread.start()
+
+    def end(self) -> None:
+        """The rollout is over. Raises what went wrong in the policy meanwhile; the answers are not affected."""
+        self._over.set()
+        self._news.set()
+        if self._thread is not None:
+            self._thread.join(timeout=JOIN_S)
+            self._thread = None
+        if self.error is not None:
+            raise self.error
+
+    def take(self, report: Steps) -> None:
+        """A replica's report, in the thread that receives it. Those of an earlier layout tell only who has ended."""
+        self._finished += report.finished
+        if report.layout == self.layout():
+            self._latest[report.replica] = report
+            self._news.set()
+
+    def state(self) -> RolloutState | None:
+        """The rollout as reported; None while a replica has not told of requests that are in flight."""
+        layout, latest = self.layout(), dict(self._latest)
+        reports = [r for r in latest.values() if r.layout == layout]
+        generated = np.array([n for r in reports for n in r.generated])
+        waiting = sum(r.waiting for r in reports)
+        if len(generated) + waiting < self.in_flight():
+            return None
+        return RolloutState(
+            time_s=time.monotonic() - self._begin_s,
+            layout=layout,
+            generated_tokens=generated,
+            context_tokens=np.array([n for r in reports for n in r.context]),
+            waiting=waiting,
+            finished_tokens=np.array(self._finished),
+            switches=self._switches,
+        )
+
+    def _run(self) -> None:
+        try:
+            while not self._over.is_set():
+                self._news.wait()
+                self._news.clear()
+                state = self.state()
+                if state is not None and len(state.generated_tokens) and not self._over.is_set():
+                    self._ask(state)
+        except EngineDied:
+            return  # the requests in flight tell
+        except Exception as error:
+            self.error = error
+
+    def _ask(self, state: RolloutState) -> None:
+        start_s = time.perf_counter()
+        answer = self.policy.decide(state)
+        decide_s = time.perf_counter() - start_s
+        self.decisions.append(Decision(state.time_s, state.layout, len(state.generated_tokens), answer, decide_s))
+        if isinstance(answer, Switch) and answer.layout != state.layout:
+            self.switch(answer.layout)
+            self._switches += 1
+            self._latest.clear()
