@@ -46,19 +46,19 @@ class Plan:
 
 
 def outlook(lengths: LengthModel, generated_tokens: np.ndarray, context_tokens: float) -> Outlook:
-    """Expected course of the running sequences [n], by the length model's survival curve.
-
-    busy = 1 - exp(-expected alive): the sequences end independently, so the last ones are about Poisson.
-    """
+    """Expected course of the running sequences [n], by the length model's survival curve."""
     ahead_max = max(1.0, lengths.cap_tokens - float(generated_tokens.min()))
     at = np.unique(np.r_[0.0, np.geomspace(1.0, ahead_max, SEGMENTS).round()])
     alive = expected_alive(lengths.edges_tokens, lengths.survival(), generated_tokens, at)
-    return expected_course(at, 0.5 * (alive[:-1] + alive[1:]), context_tokens)
+    return expected_course(at, 0.5 * (alive[:-1] + alive[1:]), context_tokens, len(generated_tokens))
 
 
-def expected_course(at: np.ndarray, alive: np.ndarray, context_tokens: float) -> Outlook:
-    """The outlook of ``alive`` [K] expected sequences between the step counts ``at`` [K + 1]."""
-    busy = -np.expm1(-alive)
+def expected_course(at: np.ndarray, alive: np.ndarray, context_tokens: float, sequences: int) -> Outlook:
+    """The outlook of ``alive`` [K] expected, of ``sequences`` now, between the step counts ``at`` [K + 1].
+
+    They end independently: with p = alive / sequences, busy = 1 - (1 - p)^sequences.
+    """
+    busy = -np.expm1(sequences * np.log1p(-np.minimum(alive / sequences, 1.0 - 1e-12)))
     return Outlook(np.diff(at), busy, np.maximum(alive / np.maximum(busy, 1e-12), 1.0), context_tokens + at[:-1])
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from reference_simulator import Reference
 
 from bench.backends.simulated import admission
-from bench.backends.simulated.replica import Replica
+from bench.backends.simulated.replica import Replica, Sequences
 from bench.backends.simulated.rollout import simulate
 from bench.backends.simulated.synthetic import constant_profile, make_system, roofline_profile
 from pat.host import HostTerm
@@ -21,6 +21,7 @@ from pat.lengths import LengthModel
 from pat.policy import AdaptivePolicy, Keep, LengthForesight, StaticPolicy, Switch
 
 WORLD = layouts(8)
+TP8 = WORLD[-1]
 AMPLE = dict.fromkeys(WORLD, 1 << 30)
 STEP_S = {1: 2**-6, 2: 2**-7, 4: 2**-8, 8: 2**-9}
 ROOFLINE = roofline_profile(host=HostTerm("paper-like", 1e-3, 5e-5, overlapped=False))
@@ -184,6 +185,19 @@ def test_retraction_does_not_know_who_ends_first():
         late[name] = set(np.argsort(done.finished_s)[-2:].tolist())
         assert done.retractions > 0
     assert late["rising"] == late["falling"]
+
+
+def test_retracted_sequences_queue_in_the_order_in_which_they_left():
+    """Fewest response tokens first, then the longest prompt, then the highest index; what stays fits the next step."""
+    sequences = Sequences.of([10, 10, 10, 30, 10, 10], [90] * 6)
+    sequences.generated_tokens[:] = [5, 7, 2, 5, 40, 5]
+    replica = Replica(0, TP8, sequences, ROOFLINE, admission.Admission(70, 90), running=np.arange(6), full=True)
+    replica._retract()
+    assert sorted(replica.running) == [1, 4]
+    assert replica.queue == [2, 3, 5, 0]
+    assert replica.retractions == 4
+    assert not replica.full
+    assert replica.admission.ratio == (47 + 20 * 2) / (2 * 90 + 1)
 
 
 # --- any policy

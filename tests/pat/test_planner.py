@@ -88,12 +88,23 @@ def test_known_course_leaves_out_who_has_ended():
     assert ahead.context_tokens.tolist() == [20, 35]
 
 
-def test_expected_course_of_few_and_of_many():
-    """Many expected sequences: busy for certain, as many alive. Few: busy with probability about their number."""
-    ahead = expected_course(np.array([0.0, 1, 2]), np.array([50.0, 1e-3]), 7.0)
-    assert ahead.busy == pytest.approx([1.0, 1 - np.exp(-1e-3)])
-    assert ahead.alive == pytest.approx([50.0, 1.0], rel=1e-3)
-    assert ahead.context_tokens.tolist() == [7.0, 8.0]
+@pytest.mark.parametrize("sequences", [1, 2, 64])
+def test_expected_course_is_binomial(sequences):
+    """Each is alive with probability p: any with 1 - (1 - p)^n, and then n p / busy of them."""
+    share = np.array([1.0, 0.5, 1e-3])
+    ahead = expected_course(np.array([0.0, 1, 2, 3]), sequences * share, 7.0, sequences)
+    busy = 1 - (1 - share) ** sequences
+    assert ahead.busy == pytest.approx(busy, rel=1e-9)
+    assert ahead.alive == pytest.approx(sequences * share / busy, rel=1e-9)
+    assert ahead.context_tokens.tolist() == [7.0, 8.0, 9.0]
+
+
+def test_outlook_of_one_sequence_is_its_expected_remaining_length():
+    """Exponential law, far from the cap: sum of busy x steps = mean, exactly one sequence while busy."""
+    lengths = LengthModel.fit(np.random.default_rng(3).exponential(300, 200_000) + 1, 1 << 16, weight=1e9)
+    ahead = outlook(lengths, np.array([50.0]), 150.0)
+    assert np.sum(ahead.busy * ahead.steps) == pytest.approx(300, rel=0.03)
+    assert np.all(ahead.alive == pytest.approx(1.0))
 
 
 def test_outlook_ends_at_the_cap_and_declines():

@@ -176,6 +176,8 @@ def test_waiting_sequences_count():
     alone, crowded = state_of(TP1, [10]), state_of(TP1, [10], waiting=400)
     assert isinstance(policy.decide(alone), Switch)
     assert isinstance(policy.decide(crowded), Keep)
+    assert policy.foresight.during(alone).alive[0] == pytest.approx(1, rel=0.1)
+    assert policy.foresight.during(crowded).alive[0] == pytest.approx(401, rel=0.01)
 
 
 def test_nothing_running_or_no_hop_left_is_kept():

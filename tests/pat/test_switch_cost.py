@@ -94,6 +94,16 @@ def test_estimate_equals_the_cost_of_an_even_batch(pair, per_rank, tokens, kv, p
 
 
 @settings(max_examples=80, deadline=None)
+@given(st.sampled_from([(a, b) for a, b, w in PAIRS if w == 8 and a.tp <= b.tp]), st.integers(1, 40))
+def test_estimate_counts_the_fullest_replica_of_an_uneven_batch(pair, batch):
+    old, new = pair
+    replica, context = np.arange(batch) % old.dp, np.full(batch, 700)
+    cost = model("migrate").cost(old, new, context, replica, place(old, new, replica, context, 1 << 40, 8))
+    estimate = model("migrate").estimate_s(old, new, np.array([batch]), np.array([700]))
+    assert estimate[0] == pytest.approx(cost.total_s, rel=1e-9)
+
+
+@settings(max_examples=80, deadline=None)
 @given(
     st.sampled_from(PAIRS),
     st.lists(st.integers(1, 30_000), min_size=1, max_size=20),
