@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from bench.models import model_directory, model_shape
-from bench.profiles import aiconfigurator
+from bench.profiles import a40, aiconfigurator
 from bench.profiles.host_terms import host_term
 from pat.profile import StepProfile
 
@@ -18,8 +18,6 @@ def device_profile(model: str, gpu: str) -> StepProfile:
     """Device times of a model on a GPU, without host term; ValueError lists what is known."""
     shape = model_shape(model)
     if gpu == "a40":
-        from bench.profiles import a40
-
         return a40.profile(shape)
     if gpu not in aiconfigurator.SYSTEMS:
         raise ValueError(f"no step profile of gpu {gpu!r}; known ones: {', '.join(PROFILED)}")

@@ -24,20 +24,21 @@ from bench.gpus import gpu as gpu_of
 from bench.launch_plan import graph_batch
 from bench.profiles.comm_tables import allreduce_gap_s, logits_gather_s
 from bench.profiles.coverage import attention_coverage
-from bench.profiles.grid import CONTEXTS_TOKENS, PREFILL_TOKENS, TPS, graph_buckets, grid_batches
+from bench.profiles.grid import CONTEXTS_TOKENS, PREFILL_TOKENS, graph_buckets, grid_batches, tps_of
 from bench.profiles.sampling import sampling_s
 from pat.model import ModelShape
 from pat.profile import StepProfile, TpGrid
 
 PACKAGE = "aiconfigurator-core"
-BUILDER = 1
+BUILDER = 2
 """Part of the cache key: raise it when this module would build another grid from the same tables."""
 SYSTEMS = {"h100_sxm": 3350e9, "h200_sxm": 4800e9, "a100_sxm": 2039e9, "l40s": 864e9}
 """GPUs taken from the package, with the peak memory bandwidth of each in bytes/s (its ``mem_bw``)."""
 MEMORY_EFFICIENCY = 0.8
 """Share of the peak that streaming kernels reach (the package's ``mem_bw_empirical_scaling_factor``)."""
-IGNORED_NOTICE = "low-fidelity fallback"
-"""Notices of the package about tables of MoE and MLA kernels, which dense models do not use."""
+IGNORED_NOTICES = ("low-fidelity fallback", "resolve_attention_lane_order")
+"""Notices of the package that mean nothing here: stand-ins for tables of MoE and MLA kernels, which dense models do not
+use; no default among attention kernels, where the tables hold one kernel only."""
 
 
 def profile(shape: ModelShape, directory: Path, gpu: str) -> StepProfile:
@@ -62,21 +63,13 @@ def cache_path(shape: ModelShape, gpu: str) -> Path:
 
 def build(shape: ModelShape, directory: Path, gpu: str) -> StepProfile:
     """Compile the grids of every TP degree that divides the model."""
-    grids = {tp: build_grid(shape, directory, gpu, tp) for tp in TPS if divides(shape, tp)}
+    grids = {tp: build_grid(shape, directory, gpu, tp) for tp in tps_of(shape)}
     provenance = {
         "tier": "predicted",
         "source": f"{PACKAGE} {version(PACKAGE)}, kernels measured with SGLang on {gpu}, interpolated",
         "added": "sampling step (memory-bound passes, all-gather of logits)",
     }
     return StepProfile(shape.name, gpu, grids, provenance=provenance)
-
-
-def divides(shape: ModelShape, tp: int) -> bool:
-    try:
-        shape.check_tp(tp)
-    except ValueError:
-        return False
-    return True
 
 
 def build_grid(shape: ModelShape, directory: Path, gpu: str, tp: int) -> TpGrid:
@@ -126,7 +119,7 @@ def compile_engine(directory: Path, gpu: str, tp: int):
 
 @contextmanager
 def without_notices() -> Iterator[None]:
-    """Drop lines with IGNORED_NOTICE from stdout and stderr, of native code too; all others follow afterwards."""
+    """Drop lines with IGNORED_NOTICES from stdout and stderr, of native code too; all others follow afterwards."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     kept = {fd: os.dup(fd) for fd in (1, 2)}
@@ -143,5 +136,5 @@ def without_notices() -> Iterator[None]:
                 os.close(original)
             file.seek(0)
             for line in file.read().decode(errors="replace").splitlines():
-                if IGNORED_NOTICE not in line:
+                if not any(notice in line for notice in IGNORED_NOTICES):
                     print(line, file=sys.stderr)

@@ -14,7 +14,7 @@ import pandas as pd
 
 def newest(folder: Path, file: str) -> Path:
     """``file`` of the newest version below ``folder`` that has it."""
-    found = [path for path in folder.glob(f"*/{file}")]
+    found = list(folder.glob(f"*/{file}"))
     if not found:
         raise ValueError(f"no {file} below {folder.name}")
     return max(found, key=lambda path: [int(n) for n in re.findall(r"\d+", path.parent.name)])

@@ -24,8 +24,8 @@ def measured(alltoall_gb_s: float, adapter_gb_s: float, memory_gb_s: float, late
         inter_node_bytes_per_s=min(adapter_gb_s * NETWORK_EFFICIENCY, alltoall_gb_s) * 1e9,
         latency_s=latency_us * 1e-6,
         local_copy_bytes_per_s=memory_gb_s * COPY_EFFICIENCY / 2 * 1e9,
-        source=f"aiconfigurator-core 0.12.0: NCCL {version} all-to-all of 8 GPUs; between nodes {NETWORK_EFFICIENCY:.0%}"
-        f" of a {8 * adapter_gb_s:.0f} Gb/s adapter",
+        source=f"aiconfigurator-core 0.12.0: NCCL {version} all-to-all of 8 GPUs; "
+        f"between nodes {NETWORK_EFFICIENCY:.0%} of a {8 * adapter_gb_s:.0f} Gb/s adapter",
     )
 
 
