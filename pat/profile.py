@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -138,7 +139,7 @@ class StepProfile:
         head = {"model": self.model, "device": self.device, "host": host, "provenance": self.provenance, "grids": meta}
         table = pa.table(columns).replace_schema_metadata({"pat_profile": json.dumps(head, sort_keys=True)})
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".partial")
+        partial = path.with_suffix(f".{os.getpid()}.partial")
         pq.write_table(table, partial)
         partial.replace(path)
 

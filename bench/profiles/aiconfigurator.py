@@ -76,7 +76,9 @@ def build_grid(shape: ModelShape, directory: Path, gpu: str, tp: int) -> TpGrid:
     """Grid of one TP degree.
 
     The package's decode question takes (batch, context, osl) and answers osl - 1 steps at that same context, so osl = 2
-    is one step whose KV cache holds ``context`` tokens; checked against its per-operation answer.
+    is one step; a test holds this to its answer by operation. ``eager_extra_s``: without a CUDA graph each of two
+    all-reduces a layer and the embedding's takes longer, by the measured gap at the first batch without one. Launches
+    of other kernels are hidden behind the kernels of so large a batch.
     """
     engine = compile_engine(directory, gpu, tp)
     largest = graph_batch(gpu_of(gpu).memory_bytes, tp)
