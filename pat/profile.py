@@ -151,18 +151,19 @@ class StepProfile:
             head = json.loads(table.schema.metadata[b"pat_profile"])
         except (OSError, pa.ArrowInvalid, KeyError, TypeError) as error:
             raise ValueError(f"profile: {path} is not a step profile ({error}); make one anew") from None
-        frame, grids = table.to_pandas(), {}
+        column = {name: table[name].to_numpy() for name in table.column_names}
+        decode, grids = column["kind"] == "decode", {}
         for tp, meta in ((int(k), v) for k, v in head["grids"].items()):
-            mine = frame[frame.tp == tp]
-            decode = mine[mine.kind == "decode"].pivot(index="batch", columns="tokens", values="seconds")
-            prefill = mine[mine.kind == "prefill"].sort_values("tokens")
+            points, prefill = np.flatnonzero((column["tp"] == tp) & decode), (column["tp"] == tp) & ~decode
+            points = points[np.lexsort((column["tokens"][points], column["batch"][points]))]
+            batches, contexts = np.unique(column["batch"][points]), np.unique(column["tokens"][points])
             grids[tp] = TpGrid(
                 tp,
-                decode.index.to_numpy(),
-                decode.columns.to_numpy(),
-                decode.to_numpy(),
-                prefill.tokens.to_numpy(),
-                prefill.seconds.to_numpy(),
+                batches,
+                contexts,
+                column["seconds"][points].reshape(len(batches), len(contexts)),
+                column["tokens"][prefill],
+                column["seconds"][prefill],
                 **{**meta, "graph_batches": tuple(meta["graph_batches"])},
             )
         return cls(head["model"], head["device"], grids, HostTerm(**head["host"]), head["provenance"])

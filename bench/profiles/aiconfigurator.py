@@ -12,7 +12,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -44,14 +44,16 @@ use; no default among attention kernels, where the tables hold one kernel only."
 def profile(shape: ModelShape, directory: Path, gpu: str) -> StepProfile:
     """Profile of a model on one of SYSTEMS, without host term: from the cache, or built and put there.
 
-    directory: holds the model's ``config.json``. A cache file that cannot be read is built anew.
+    directory: holds the model's ``config.json``. A cache file that cannot be read is built anew; one that cannot be
+    written is done without.
     """
     path = cache_path(shape, gpu)
     try:
         return StepProfile.load(path)
     except ValueError:
         built = build(shape, directory, gpu)
-        built.save(path)
+        with suppress(OSError):
+            built.save(path)
         return built
 
 

@@ -29,7 +29,7 @@ def paper_era() -> HostTerm:
 
     A step's host time is the sum of the medians of HOST_PARTS. The sampler is left out: the profiles count it as device
     time. It holds for every TP: rows of TP >= 2 carry Ray's overhead, which SGLang does not have. Rows of more than 96
-    sequences lie below the line of the others, as if not all of them ran; without them the fit is 0.6 ms + 0.067 ms.
+    sequences lie below the line of the others, as if not all of them ran; without them the fit is 0.5 ms + 0.067 ms.
     """
     with CPU_OVERHEADS.open(newline="") as file:
         rows = list(csv.DictReader(file))

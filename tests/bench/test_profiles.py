@@ -147,6 +147,14 @@ def test_a_cached_profile_loads_fast_and_a_broken_one_is_made_anew(tmp_path, mon
     assert StepProfile.load(path).model == LLAMA
 
 
+def test_a_cache_that_cannot_be_written_does_not_matter(tmp_path, monkeypatch):
+    built = step_profile(LLAMA, "h100_sxm", "none")
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(aiconfigurator, "build", lambda *_: built)
+    assert aiconfigurator.profile(model_shape(LLAMA), model_directory(LLAMA), "h100_sxm") is built
+
+
 def test_only_meaningless_notices_are_dropped(capfd):
     with aiconfigurator.without_notices():
         os.write(2, b"Loading low-fidelity fallback rows for x\nsomething real\n")
