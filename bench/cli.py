@@ -28,9 +28,12 @@ def gen(
     ] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds 0 .. N - 1 instead of the experiment's.")] = None,
     dataset: Annotated[
-        str,
-        typer.Option(help="Prompts: builtin, hub (DeepScaleR), or a JSON, JSONL or Parquet file in its schema."),
-    ] = "builtin",
+        str | None,
+        typer.Option(
+            help="Prompts: builtin, hub (DeepScaleR), or a JSON, JSONL or Parquet file in its schema. "
+            "None: builtin where measured, synthetic prompt lengths where predicted."
+        ),
+    ] = None,
     trace: Annotated[
         Path | None, typer.Option(help="Length trace (JSONL) that every arm replays, instead of synthetic ones.")
     ] = None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fractions import Fraction
+from itertools import cycle
 from math import comb, gcd, lcm
 from random import Random
 
@@ -89,8 +90,8 @@ FAMILIES: tuple[Callable[[Random], Made], ...] = (
 
 def builtin_problems(count: int, seed: int) -> list[dict]:
     """``count`` different records with problem and answer, the families in turn. The same seed, the same problems."""
-    r, made = Random(seed), {}
+    r, made, families = Random(seed), {}, cycle(FAMILIES)
     while len(made) < count:
-        problem, answer = FAMILIES[len(made) % len(FAMILIES)](r)
+        problem, answer = next(families)(r)
         made.setdefault(problem, answer)
     return [{"problem": problem, "answer": answer} for problem, answer in made.items()]
