@@ -53,6 +53,7 @@ def engine_arguments(
         "sampling_backend": "pytorch",
         "disable_cuda_graph": True,
         "disable_overlap_schedule": True,
+        "sleep_on_idle": True,  # else a replica that has finished takes a core from the others and the main process
     }
 
 

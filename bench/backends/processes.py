@@ -1,12 +1,14 @@
-"""Child processes of an engine: find them, see whether they live, end them."""
+"""What an engine leaves behind: child processes and sockets. Find them, see whether they live, end them."""
 
 from __future__ import annotations
 
+import gc
 import os
 from contextlib import suppress
 from multiprocessing import resource_tracker
 
 import psutil
+import zmq
 
 
 def child_processes() -> list:
@@ -25,6 +27,18 @@ def end_processes(processes: list) -> None:
         with suppress(psutil.NoSuchProcess):
             process.kill()
     psutil.wait_procs(processes, timeout=20)
+
+
+def socket_contexts() -> list[zmq.Context]:
+    """ZeroMQ contexts of this process."""
+    return [found for found in gc.get_objects() if issubclass(type(found), zmq.Context) and not found.closed]
+
+
+def close_contexts(contexts: list[zmq.Context]) -> None:
+    """Close them and their sockets, dropping what was not sent: left to the garbage collector, a context waits for ever
+    for its messages to processes that are gone."""
+    for context in contexts:
+        context.destroy(linger=0)
 
 
 def quiet_resource_tracker() -> None:

@@ -17,7 +17,14 @@ from pathlib import Path
 import pandas as pd
 
 from bench.backends.engine_arguments import EngineError, check_launch, engine_arguments, engine_environment
-from bench.backends.processes import child_processes, end_processes, lives, quiet_resource_tracker
+from bench.backends.processes import (
+    child_processes,
+    close_contexts,
+    end_processes,
+    lives,
+    quiet_resource_tracker,
+    socket_contexts,
+)
 from pat.layout import Layout
 from pat.sglang.step_log import read_steps
 
@@ -54,6 +61,7 @@ class StaticEngine:
         self.layout, self.arguments, self.environment = layout, arguments, environment
         self.log_directory = Path(environment["PAT_STEP_LOG"])
         self.engine, self.loop, self.processes, self.saved = None, None, [], {}
+        self.kept_contexts: list = []
         self.temperature = 0.0
 
     @classmethod
@@ -77,7 +85,7 @@ class StaticEngine:
         self.saved = {name: os.environ.get(name) for name in self.environment}
         os.environ.update(self.environment)
         quiet_resource_tracker()
-        before = child_processes()
+        before, self.kept_contexts = child_processes(), socket_contexts()
         self.loop = asyncio.new_event_loop()
         asyncio.set_event_loop(self.loop)
         try:
@@ -106,8 +114,6 @@ class StaticEngine:
             watchdog = getattr(self.engine.tokenizer_manager, "_subprocess_watchdog", None)
             if watchdog is not None:
                 watchdog.stop()
-            if self.engine.send_to_rpc is not None:
-                self.engine.send_to_rpc.close(linger=0)
             self.engine = None
         end_processes(self.processes)
         self.processes = []
@@ -117,6 +123,7 @@ class StaticEngine:
                 task.cancel()
             if tasks:
                 self.loop.run_until_complete(asyncio.wait(tasks, timeout=1))
+            close_contexts([context for context in socket_contexts() if context not in self.kept_contexts])
             self.loop.close()
             self.loop = None
         for name, value in self.saved.items():

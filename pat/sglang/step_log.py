@@ -121,14 +121,14 @@ def register() -> None:
         if log is not None and kind_of(batch) is not None:
             log.end()
 
-    def after_idle(_result, *args, **kwargs):
+    def before_idle(*args, **kwargs):
         if log is not None:
             log.idle()
 
     scheduler = "sglang.srt.managers.scheduler.Scheduler"
     HookRegistry.register(f"{scheduler}.run_batch", run_batch, HookType.AROUND)
     HookRegistry.register(f"{scheduler}.process_batch_result", after_result, HookType.AFTER)
-    HookRegistry.register(f"{scheduler}.on_idle", after_idle, HookType.AFTER)
+    HookRegistry.register(f"{scheduler}.on_idle", before_idle, HookType.BEFORE)  # it may sleep
     HookRegistry.register("sglang.srt.model_executor.model_runner.ModelRunner.forward", forward, HookType.AROUND)
 
 

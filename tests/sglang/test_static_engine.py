@@ -3,6 +3,7 @@
 import os
 import signal
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from bench.backends.engine_arguments import EngineError, check_launch
-from bench.backends.processes import lives
+from bench.backends.processes import child_processes, lives, quiet_resource_tracker
 from bench.backends.sglang_engine import StaticEngine
 from bench.tiny_models import PRESETS, materialise
 from pat.layout import Layout
@@ -19,6 +20,7 @@ PROMPTS = [[5 + (7 * i + 3 * j) % 200 for j in range(10 + 5 * i)] for i in range
 RESPONSES = [20, 30, 40, 10, 1, 25]
 
 
+@cache
 def hf_greedy(model_name: str) -> list[list[int]]:
     model = AutoModelForCausalLM.from_pretrained(materialise(model_name), dtype=torch.float32)
     found = []
@@ -45,6 +47,7 @@ CASES = [  # model, layout, plain: gloo and unpinned instead of shared memory an
 def running(request):
     """An engine and a rollout on it whose prefills all came before its first decode step."""
     model, layout, plain = request.param
+    hf_greedy(model)  # before an engine takes the cores
     with StaticEngine.of(materialise(model), layout, plain=plain, sequences=8, kv_tokens_per_rank=2048) as engine:
         for _ in range(3):
             rollout = engine.rollout(PROMPTS, RESPONSES)
@@ -107,13 +110,30 @@ def test_refuses_what_cannot_fit_and_survives(running) -> None:
 
 
 @pytest.mark.engine
-def test_a_killed_rank_ends_the_rollout(running) -> None:
-    """The last test of each engine: a rank is killed in the middle."""
+def test_a_killed_rank_or_an_interrupt_ends_the_rollout(running) -> None:
+    """The last test of each engine. That its processes are gone is checked where the fixture ends."""
     _, engine, _ = running
     schedulers = [p for p in engine.processes if "sglang::scheduler" in " ".join(p.cmdline())]
     assert len(schedulers) == engine.layout.world
-    with pytest.raises(EngineError, match="see the messages above"):
-        engine.rollout(PROMPTS, [1, *[2000] * 5], progress=lambda *_: os.kill(schedulers[-1].pid, signal.SIGKILL))
+    if engine.layout.world > 1:
+        victim, number, expected = schedulers[-1].pid, signal.SIGKILL, EngineError
+    else:
+        victim, number, expected = os.getpid(), signal.SIGINT, KeyboardInterrupt
+    with pytest.raises(expected):
+        engine.rollout(PROMPTS, [1, *[2000] * 5], progress=lambda *_: os.kill(victim, number))
+
+
+@pytest.mark.engine
+def test_a_failed_start_leaves_nothing(tmp_path) -> None:
+    """A checkpoint without weights: the scheduler fails while it starts."""
+    for file in materialise("tiny-llama").glob("*.json"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    quiet_resource_tracker()
+    before, variable = set(child_processes()), os.environ.get("PAT_STEP_LOG")
+    with pytest.raises(EngineError, match=r"did not start|failed while it started"):
+        StaticEngine.of(tmp_path, Layout(1, 1)).start()
+    assert not [p for p in child_processes() if p not in before and lives(p)]
+    assert os.environ.get("PAT_STEP_LOG") == variable
 
 
 def test_launch_errors_name_a_remedy(tmp_path) -> None:
