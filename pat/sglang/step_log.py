@@ -23,8 +23,10 @@ import os
 import time
 from collections import deque
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import pandas as pd
+if TYPE_CHECKING:
+    import pandas as pd
 
 COLUMNS = ("time_s", "replica", "tp", "kind", "batch", "context_tokens", "new_tokens", "latency_s", "forward_s")
 BUFFER_BYTES = 1 << 20
@@ -138,6 +140,8 @@ def read_steps(directory: Path, start_s: float = 0.0, end_s: float = float("inf"
     Columns: ``step`` (number in its replica, from 0), then those of the file; ``time_s`` counts from ``start_s``.
     Waits until every file ends in an ``idle`` mark; TimeoutError after ``wait_s``.
     """
+    import pandas as pd  # for readers only: a scheduler does without
+
     deadline_s = time.monotonic() + wait_s
     while busy := [path for path in Path(directory).glob("steps-*.csv") if not complete(path)]:
         if time.monotonic() > deadline_s:

@@ -136,6 +136,19 @@ def test_a_failed_start_leaves_nothing(tmp_path) -> None:
     assert os.environ.get("PAT_STEP_LOG") == variable
 
 
+@pytest.mark.engine
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_forced_lengths_on_cuda() -> None:
+    """With CUDA graphs and overlap scheduling: lengths as forced, every token's step in the log."""
+    with StaticEngine.of(materialise("llama-0.1b"), Layout(1, 1), "cuda", sequences=8) as engine:
+        rollout = engine.rollout(PROMPTS, RESPONSES)
+    decode = rollout.steps[rollout.steps.kind == "decode"]
+    assert [len(ids) for ids in rollout.output_ids] == RESPONSES
+    assert len(decode) >= max(RESPONSES) - 1
+    assert decode.batch.sum() >= sum(RESPONSES) - len(RESPONSES)
+
+
 def test_launch_errors_name_a_remedy(tmp_path) -> None:
     with pytest.raises(EngineError, match="TP3 does not divide 8"):
         check_launch(str(materialise("tiny-llama")), Layout(3, 1), "cpu")
