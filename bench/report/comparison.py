@@ -9,9 +9,19 @@ import pandas as pd
 
 from bench.experiment import Experiment
 from bench.stats import Interval, gain_percent, interval
+from pat.layout import Layout
 
 WORTH_PERCENT = 0.5
 """Oracle gains below this are not worth a ratio."""
+
+ARM_ORDER = ("pat-paper", "restart", "pat-planned", "pat-live", "oracle")
+
+
+def arm_order(arm: str) -> tuple:
+    """Sort key of arms in tables and plots: static layouts by TP, then PAT, then the oracle."""
+    if arm.startswith("static-"):
+        return (0, Layout.parse(arm.removeprefix("static-")).tp)
+    return (1, ARM_ORDER.index(arm) if arm in ARM_ORDER else len(ARM_ORDER))
 
 
 @dataclass(frozen=True, eq=False)

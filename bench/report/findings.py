@@ -29,8 +29,8 @@ def verl_sentence(cells: list[Comparison]) -> str | None:
     if not gains:
         return None
     return (
-        f"{where(cells)}: PAT (paper) is {min(gains):+.1f}% to {max(gains):+.1f}% faster than VeRL's default layout "
-        f"over {len(gains)} cells."
+        f"{where(cells)}: PAT (paper) gains {min(gains):+.1f}% to {max(gains):+.1f}% over VeRL's default layout "
+        f"in {len(gains)} cells."
     )
 
 
@@ -46,7 +46,7 @@ def static_sentence(cells: list[Comparison]) -> str | None:
         f"{where(cells)}: PAT (planned) beats the best static layout by more than {EVEN_PERCENT:.0f}% in "
         f"{len(ahead)} of {len(gains)} cells (most: {gains[best]:+.1f}% in {best})"
     )
-    return sentence + (f"; in {len(even)} the best static layout cannot be beaten by as much." if even else ".")
+    return sentence + (f"; in {len(even)} the two are within {EVEN_PERCENT:.0f}% of each other." if even else ".")
 
 
 def worst_sentence(comparisons: list[Comparison]) -> str | None:

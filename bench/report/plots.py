@@ -12,7 +12,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
-from bench.report.comparison import Comparison
+from bench.report.comparison import Comparison, arm_order
 from bench.report.tables import paper_cell_of
 
 TP_COLOUR = {1: "#dbe9f6", 2: "#bcdcc0", 4: "#fbe0a8", 8: "#f4b6a6"}
@@ -28,7 +28,8 @@ def course_plot(steps: dict[str, pd.DataFrame], title: str, path: Path) -> None:
     figure, axes = plt.subplots(
         2, len(steps), figsize=(3.4 * len(steps), 4.6), sharex=True, sharey="row", squeeze=False, layout="constrained"
     )
-    for (arm, rows), (top, bottom) in zip(steps.items(), axes.T, strict=True):
+    for arm, (top, bottom) in zip(sorted(steps, key=arm_order), axes.T, strict=True):
+        rows = steps[arm]
         decode = rows[rows.kind == "decode"].sort_values("time_s")
         times, active = active_sequences(decode)
         top.step(times, active, where="post", color="black", linewidth=1)
@@ -50,9 +51,10 @@ def course_plot(steps: dict[str, pd.DataFrame], title: str, path: Path) -> None:
 
 
 def active_sequences(decode: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
-    """(times, running sequences over all replicas): each replica holds its batch until its next row or its end."""
+    """(times, running sequences over all replicas): each replica holds its batch until its next row or its layout's
+    end."""
     changes = []
-    for _, rows in decode.groupby("replica"):
+    for _, rows in decode.groupby(["tp", "replica"]):
         starts, batch = rows.time_s.to_numpy(), rows.batch.to_numpy()
         changes.append(np.c_[starts, np.diff(np.r_[0, batch])])
         last = rows.iloc[-1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 from tabulate import tabulate
 
-from bench.report.comparison import Comparison
+from bench.report.comparison import Comparison, arm_order
 from bench.stats import Interval, interval
 
 NONE = "–"
@@ -91,8 +91,7 @@ def gain_rows(comparisons: list[Comparison]) -> list[dict[str, str]]:
 
 def throughput_rows(comparisons: list[Comparison]) -> list[dict[str, str]]:
     """Tokens/s of every arm, and of the physical limit."""
-    arms = list(dict.fromkeys(arm for c in comparisons for arm in c.rollout_s))
-    arms.sort(key=lambda arm: not arm.startswith("static"))
+    arms = sorted({arm for c in comparisons for arm in c.rollout_s}, key=arm_order)
     rows = []
     for c in comparisons:
         row = {"cell": name_of(c), "batch": str(c.batch), "host term": c.host_term}
@@ -113,7 +112,7 @@ def measured_rows(frame: pd.DataFrame) -> list[dict[str, str]]:
         means = group.groupby("arm", sort=False).rollout_s.mean()
         statics = [arm for arm in means.index if arm.startswith("static-")]
         best = means[statics].idxmin() if statics else None
-        for arm, runs in group.groupby("arm", sort=False):
+        for arm, runs in sorted(group.groupby("arm"), key=lambda pair: arm_order(pair[0])):
             base = group[group.arm == best].set_index("seed").rollout_s if best else None
             paired = runs.set_index("seed").rollout_s
             gain = interval(100 * (base / paired - 1).dropna()) if best and arm != best else None
