@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import logging
 import os
 import queue
 import signal
-import socket
 import tempfile
 import threading
 import time
@@ -22,32 +22,29 @@ import zmq
 from safetensors.torch import save_file
 from sglang.srt.entrypoints.engine import Engine
 from sglang.srt.managers.io_struct import UpdateWeightFromDiskReqInput
-from sglang.srt.managers.tokenizer_manager import SignalHandler
 
 from pat.layout import Layout
-from pat.model import ModelShape
 from pat.policy import Policy
 from pat.reshard.kv import MODES, KvCosts
 from pat.sglang.controller import Controller
 from pat.sglang.guard import EngineDied, Guard
+from pat.sglang.launch import (
+    QuitHandler,
+    check_arguments,
+    children,
+    fail_start,
+    free_port,
+    memory_directory,
+    not_of_sigquit,
+)
 from pat.sglang.order import Fault, Order, Route
 from pat.sglang.record import SwitchRecord
 from pat.sglang.reports import Answer, Failure, Hello, Mailbox, Steps
 from pat.sglang.settings import VARIABLE, Settings
 
 START_S = 30.0
-REFUSED = {
-    "speculative_algorithm": "speculative decoding",
-    "lora_paths": "LoRA",
-    "enable_lora": "LoRA",
-    "quantization": "quantised weights",
-    "enable_dp_attention": "DP attention",
-    "enable_hierarchical_cache": "the hierarchical cache",
-    "pp_size": "pipeline parallelism",
-    "ep_size": "expert parallelism",
-    "nnodes": "several nodes",
-    "tokenizer_worker_num": "several tokenizers",
-}
+DEFAULTS = {"load_balance_method": "round_robin", "sleep_on_idle": True}
+"""``sleep_on_idle``: on a CPU, replicas with nothing to do would take the cores of those that have."""
 
 
 class SwitchVetoed(RuntimeError):
@@ -63,6 +60,9 @@ class AdaptiveEngine(Engine):
     policy    decides on the layout during rollouts; None: only :meth:`switch` does
     costs     rates that the choice between migration and recomputation of KV cache follows from
     wait_s    the most that ranks wait for one another in a switch, and three times that the engine for its answer
+
+    ``seats``: TP degree -> (bytes of weights shared with the first seat, bytes of its own) on rank 0. ``pids``: process
+    of each world rank. ``records``: of the switches so far.
     """
 
     def __init__(
@@ -82,6 +82,7 @@ class AdaptiveEngine(Engine):
         self._answers: queue.Queue[Answer] = queue.Queue()
         self._turn, self._number = threading.Lock(), 0
         self._mailbox = Mailbox(self._receive)
+        self._commands = zmq.Context.instance().socket(zmq.PUSH)
         self.settings = Settings(
             layouts=tuple(sorted(set(layouts))),
             port=free_port(),
@@ -93,39 +94,42 @@ class AdaptiveEngine(Engine):
         self.layout = self.settings.start
         if policy is not None:
             self.controller = Controller(policy, self.switch, lambda: self.layout, self.in_flight)
-        if len(self.settings.layouts) > 1:
+        self._commands.connect(self.settings.orders)
+        before = children()
+        try:
+            self._launch(model_path, arguments)
+        except BaseException:
+            self.guard.watch(children() - before)
+            self.shutdown()
+            raise
+
+    def _launch(self, model_path: str, arguments: dict[str, Any]) -> None:
+        """SGLang's start. From its end on, a failed process raises an error here instead of killing this process."""
+        switches = len(self.settings.layouts) > 1
+        if switches:
             os.environ[VARIABLE] = self.settings.to_json()
+        logging.getLogger("sglang.srt.entrypoints.engine").addFilter(not_of_sigquit)
         try:
             super().__init__(
                 model_path=model_path,
                 tp_size=self.layout.tp,
                 dp_size=self.layout.dp,
-                **{"load_balance_method": "round_robin"} | arguments,
+                **DEFAULTS | {"custom_sigquit_handler": fail_start} | arguments,
             )
         finally:
             os.environ.pop(VARIABLE, None)
-        self._take_over()
-
-    def _take_over(self) -> None:
-        """From here on, a failed process raises an error here instead of killing this process."""
         manager = self.tokenizer_manager
         manager._subprocess_watchdog.stop()
         manager.signal_handler_class = lambda manager: QuitHandler(manager, self.guard)
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGQUIT, QuitHandler(manager, self.guard).running_phase_sigquit_handler)
-        hellos = []
         try:
-            for _ in range(self.layout.world if len(self.settings.layouts) > 1 else 0):
-                hellos.append(self._hellos.get(timeout=START_S))
+            hellos = [self._hellos.get(timeout=START_S) for _ in range(self.layout.world if switches else 0)]
         except queue.Empty:
-            self.shutdown()
-            raise RuntimeError(
-                "no scheduler took the plugin: is the package installed, with entry point pat?"
-            ) from None
+            raise EngineDied("no scheduler took the plugin: is the package installed, with entry point pat?") from None
         self.seats = next((hello.seats for hello in hellos if hello.rank == 0), {})
-        self.guard.watch([*self.get_all_child_pids(), *(hello.pid for hello in hellos)])
-        self._commands = zmq.Context.instance().socket(zmq.PUSH)
-        self._commands.connect(self.settings.orders)
+        self.pids = {hello.rank: hello.pid for hello in hellos}
+        self.guard.watch([*self.get_all_child_pids(), *self.pids.values()])
 
     def _receive(self, report: Hello | Answer | Failure | Steps) -> None:
         """In the mailbox's thread."""
@@ -269,51 +273,13 @@ class AdaptiveEngine(Engine):
         """End the engine and its processes. May be called again, and after a failure."""
         self.guard.closed.set()
         self._mailbox.close()
-        if self.tokenizer_manager is not None:
+        self._commands.close(linger=0)
+        if getattr(self, "tokenizer_manager", None) is not None:
             self.tokenizer_manager._subprocess_watchdog.stop()
-            self._commands.close(linger=0)
+            for task in self.tokenizer_manager.asyncio_tasks:
+                task.cancel()
         if getattr(self, "send_to_rpc", None) is not None:
             self.send_to_rpc.close(linger=0)
             self.send_to_rpc = None
         self.guard.kill()
         atexit.unregister(self.shutdown)
-
-
-class QuitHandler(SignalHandler):
-    """SGLang's handler of SIGQUIT kills this process; ours ends the engine only."""
-
-    def __init__(self, manager, guard: Guard) -> None:
-        super().__init__(manager)
-        self.guard = guard
-
-    def running_phase_sigquit_handler(self, signum=None, frame=None) -> None:
-        threading.Thread(target=self.guard.fail, args=("a process of the engine has failed",)).start()
-
-
-def check_arguments(model_path: str, layouts: tuple[Layout, ...], arguments: dict[str, Any]) -> None:
-    """ValueError names the first argument that cannot be had together with switching."""
-    for name in ("tp_size", "dp_size", "tp", "dp"):
-        if name in arguments:
-            raise ValueError(f"AdaptiveEngine: give layouts instead of {name}")
-    for name, what in REFUSED.items():
-        if arguments.get(name) not in (None, False, 1, [], {}):
-            raise ValueError(f"AdaptiveEngine: {what} ({name}) is not supported")
-    if arguments.get("load_balance_method", "round_robin") != "round_robin":
-        raise ValueError("AdaptiveEngine: load_balance_method must be round_robin")
-    shape = ModelShape.load(model_path)
-    for layout in layouts:
-        shape.check_tp(layout.tp)
-
-
-def memory_directory() -> str | None:
-    """A directory that lies in memory, where there is one; None: the default for temporary files."""
-    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-__all__ = ["AdaptiveEngine", "EngineDied", "SwitchVetoed"]

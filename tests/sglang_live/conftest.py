@@ -25,6 +25,7 @@ ARGUMENTS = {
     "skip_server_warmup": True,
     "random_seed": 7,
     "log_level": "error",
+    "wait_s": 20,
 }
 LIMIT_S = 60
 
@@ -55,7 +56,7 @@ def adaptive_engine(model_path, layouts, environment=None, **arguments):
         for name, value in (ENVIRONMENT | (environment or {})).items():
             patch.setenv(name, value)
         asyncio.set_event_loop(asyncio.new_event_loop())
-        engine = AdaptiveEngine(model_path=str(model_path), layouts=layouts, wait_s=20, **ARGUMENTS | arguments)
+        engine = AdaptiveEngine(model_path=str(model_path), layouts=layouts, **ARGUMENTS | arguments)
         try:
             yield engine
         finally:

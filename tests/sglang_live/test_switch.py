@@ -1,7 +1,9 @@
 """Live switches on real SGLang: whatever happens to the layout, answers are those of the static layout and of HF."""
 
 import asyncio
+import os
 import random
+import signal
 import time
 from dataclasses import dataclass, field, replace
 
@@ -23,12 +25,12 @@ pytestmark = pytest.mark.engine
 
 @dataclass(frozen=True)
 class Setup:
-    """One engine: model, layouts, SGLang's arguments, and the fault that ends it in the last test."""
+    """One engine: model, layouts, SGLang's arguments, and the fault that ends it in the last test (None: a hang)."""
 
     name: str
     model: object
     layouts: tuple[Layout, ...]
-    fault: Fault
+    fault: Fault | None
     arguments: dict = field(default_factory=dict)
     environment: dict = field(default_factory=dict)
     cases: int = 8
@@ -50,8 +52,8 @@ SETUPS = [
         "llama-replicated-heads-no-radix",
         replace(LLAMA, kv_heads=2),
         (Layout(2, 2), Layout(4, 1)),
-        Fault("after", 3, kill=True),
-        {"disable_radix_cache": True, "max_total_tokens": 640},
+        None,
+        {"disable_radix_cache": True, "max_total_tokens": 420, "wait_s": 10},
         crowded=True,
     ),
 ]
@@ -65,9 +67,11 @@ def hf_model(path):
     return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
 
 
-def hf_greedy(model) -> list[list[int]]:
+def hf_greedy(model, prompts=PROMPTS, lengths=LENGTHS) -> list[list[int]]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # matrices are tiny, cores few
     found = []
-    for prompt, new in zip(PROMPTS, LENGTHS, strict=True):
+    for prompt, new in zip(prompts, lengths, strict=True):
         ids, cache, tail = [], None, torch.tensor([prompt])
         for _ in range(new):
             with torch.no_grad():
@@ -75,6 +79,7 @@ def hf_greedy(model) -> list[list[int]]:
             cache, tail = answer.past_key_values, answer.logits[:, -1].argmax(-1, keepdim=True)
             ids.append(int(tail))
         found.append(ids)
+    torch.set_num_threads(threads)
     return found
 
 
@@ -83,10 +88,11 @@ def live(request):
     """(set-up, engine, answers of HF greedy as token ids, the engine's own answers without a switch)."""
     setup = request.param
     path = materialise(setup.model)
+    hf = hf_greedy(hf_model(path))
     policy = SwitchBelow(5, setup.layouts[0], setup.layouts[-1])
     with adaptive_engine(path, setup.layouts, setup.environment, policy=policy, **setup.arguments) as engine:
         want = run(engine, generate(engine, PROMPTS, LENGTHS))
-        yield setup, engine, hf_greedy(hf_model(path)), want
+        yield setup, engine, hf, want
 
 
 def go_to(engine, layout) -> None:
@@ -132,8 +138,7 @@ def test_hops_through_all_layouts_migrate_everything(live) -> None:
     answers, records = run(engine, generate_with_switches(engine, PROMPTS, LENGTHS, hops))
     assert tokens(answers) == tokens(want)
     assert [record.new for record in records] == way
-    assert records[0].migrated >= 6
-    assert (records[0].queued > 0) == setup.crowded
+    assert records[0].migrated >= 4
     for record in records:
         assert record.weight_wire_bytes == 0
         assert record.recomputed == 0
@@ -141,6 +146,21 @@ def test_hops_through_all_layouts_migrate_everything(live) -> None:
         assert record.groups_created == records[0].groups_created
         assert abs(record.unattributed_s) < 0.05 * record.total_s
         assert len(record.placements) == record.migrated + record.queued
+
+
+def test_what_finds_no_room_waits(live) -> None:
+    setup, engine, _, _ = live
+    if not setup.crowded:
+        pytest.skip("the pools of this engine have room")
+    prompts, lengths = [[3 + (11 * i + 5 * j) % 220 for j in range(150)] for i in range(4)], [50] * 4
+    go_to(engine, setup.layouts[0])
+    want = run(engine, generate(engine, prompts, lengths))
+    hops = [(0.25, setup.layouts[-1], "migrate")]
+    answers, (record,) = run(engine, generate_with_switches(engine, prompts, lengths, hops))
+    assert tokens(answers) == tokens(want)
+    assert record.migrated
+    assert record.queued
+    assert record.migrated + record.queued + record.waiting == 4
 
 
 def test_log_probabilities_are_the_static_ones(live) -> None:
@@ -232,7 +252,8 @@ def test_a_veto_leaves_all_requests_in_the_old_layout(live) -> None:
         with pytest.raises(SwitchVetoed, match="fault staged on rank 1 in prepare"):
             await engine.async_switch(target, fault=Fault("prepare", 1))
         assert engine.layout == before
-        await engine.async_switch(target)
+        twice = await asyncio.gather(*(engine.async_switch(target) for _ in range(2)), return_exceptions=True)
+        assert sorted(type(outcome).__name__ for outcome in twice) == ["SwitchRecord", "SwitchVetoed"]
         return await task
 
     assert tokens(run(engine, scenario())) == tokens(want)
@@ -263,17 +284,18 @@ def test_the_policy_switches_inside_a_rollout(live) -> None:
 
 def test_weight_updates_reach_every_seat(live) -> None:
     setup, engine, hf, _ = live
+    prompts, lengths = PROMPTS[:3], [12] * 3
     other = hf_model(materialise(replace(setup.model, seed=1)))
     old = hf_model(materialise(setup.model))
-    want = hf_greedy(other)
-    assert want != hf
+    want, had = hf_greedy(other, prompts, lengths), [ids[:12] for ids in hf[:3]]
+    assert want != had
     go_to(engine, setup.layouts[-1])
-    for model, expected in ((other, want), (old, hf)):
+    for model, expected in ((other, want), (old, had)):
         weights = {n: t for n, t in model.state_dict().items() if not (setup.model.tied and n == "lm_head.weight")}
         engine.update_weights(weights.items())
         for layout in setup.layouts:
             go_to(engine, layout)
-            assert [list(a["output_ids"]) for a in run(engine, generate(engine, PROMPTS, LENGTHS))] == expected
+            assert [list(a["output_ids"]) for a in run(engine, generate(engine, prompts, lengths))] == expected
 
 
 def test_fifty_switches_leave_nothing_behind(live) -> None:
@@ -306,14 +328,16 @@ def test_a_lost_rank_ends_in_one_clear_error(live) -> None:
     async def scenario():
         task = asyncio.create_task(generate(engine, PROMPTS, [300] * len(PROMPTS)))
         await asyncio.sleep(0.1)
+        if setup.fault is None:
+            os.kill(engine.pids[3], signal.SIGSTOP)
         with pytest.raises(EngineDied):
-            await engine.async_switch(target, fault=setup.fault)
+            await engine.async_switch(target, fault=setup.fault or Fault())
         with pytest.raises(EngineDied, match=r"rank|process"):
             await task
 
     start_s = time.monotonic()
     run(engine, scenario())
-    assert time.monotonic() - start_s < 30
+    assert time.monotonic() - start_s < 40
     assert not any(alive(process) for process in processes)
     with pytest.raises(EngineDied):
         engine.switch(setup.layouts[0])
