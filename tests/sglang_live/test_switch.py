@@ -53,7 +53,7 @@ SETUPS = [
         replace(LLAMA, kv_heads=2),
         (Layout(2, 2), Layout(4, 1)),
         None,
-        {"disable_radix_cache": True, "max_total_tokens": 420, "wait_s": 10},
+        {"disable_radix_cache": True, "max_total_tokens": 420, "wait_s": 6},
         crowded=True,
     ),
 ]
@@ -332,7 +332,7 @@ def test_a_lost_rank_ends_in_one_clear_error(live) -> None:
             os.kill(engine.pids[3], signal.SIGSTOP)
         with pytest.raises(EngineDied):
             await engine.async_switch(target, fault=setup.fault or Fault())
-        with pytest.raises(EngineDied, match=r"rank|process"):
+        with pytest.raises(EngineDied, match=r"rank|process|no answer"):
             await task
 
     start_s = time.monotonic()
