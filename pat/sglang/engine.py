@@ -60,6 +60,7 @@ class AdaptiveEngine(Engine):
     policy    decides on the layout during rollouts; None: only :meth:`switch` does
     costs     rates that the choice between migration and recomputation of KV cache follows from
     wait_s    the most that ranks wait for one another in a switch, and three times that the engine for its answer
+    staging_bytes, copied_share, tail_graph_batch   see :class:`pat.sglang.settings.Settings`
 
     ``seats``: TP degree -> (bytes of weights shared with the first seat, bytes of its own) on rank 0. ``pids``: process
     of each world rank. ``records``: of the switches so far.
@@ -73,6 +74,9 @@ class AdaptiveEngine(Engine):
         costs: KvCosts = KvCosts(),  # noqa: B008 (frozen)
         wait_s: float = 60.0,
         policy: Policy | None = None,
+        staging_bytes: int = Settings.staging_bytes,
+        copied_share: float = Settings.copied_share,
+        tail_graph_batch: int = Settings.tail_graph_batch,
         **arguments: Any,
     ) -> None:
         check_arguments(model_path, layouts, arguments)
@@ -90,6 +94,9 @@ class AdaptiveEngine(Engine):
             orders=self._mailbox.beside("orders"),
             wait_s=wait_s,
             report_steps=(policy and policy.interval_steps) or 0,
+            staging_bytes=staging_bytes,
+            copied_share=copied_share,
+            tail_graph_batch=tail_graph_batch,
         )
         self.layout = self.settings.start
         if policy is not None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from pat.layout import Layout
-from pat.reshard.kv import Placement, Sequence, head_copies
+from pat.reshard import kv
+from pat.reshard.kv import Placement, head_copies
+from pat.sglang.staging import SharedStaging
 from pat.sglang.world import World
 
 
@@ -78,7 +81,7 @@ class KvMove:
         old: Layout,
         new: Layout,
         kv_heads: int,
-        sequences: list[Sequence],
+        sequences: list[kv.Sequence],
         placements: tuple[Placement, ...],
         old_slots: dict[int, torch.Tensor],
         new_slots: dict[int, torch.Tensor],
@@ -106,48 +109,63 @@ class KvMove:
         moved = [p for p in placements if p.how == "migrate"]
         self.most_heads = sum(sequences[p.sequence].tokens - p.start for p in moved) * kv_heads
 
-    def run(self, old_pool, new_pool, staging_bytes: int) -> Moved:
-        """Move layer by layer, as many layers at once as ``staging_bytes`` allow; the pools share their memory."""
+    def run(self, old_pool, new_pool, staging_bytes: int, shared: SharedStaging | None = None) -> Moved:
+        """Move layer by layer, as many layers at once as ``staging_bytes`` allow; the pools share their memory.
+
+        Through ``shared`` memory where it is there and large enough, else by an all-to-all.
+        """
         if not self.most_heads:
             return Moved()
         old_layers, new_layers = buffers(old_pool), buffers(new_pool)
-        width = new_layers[0][0].shape[-1]
+        like = new_layers[0][0]
+        width, item = like.shape[-1], like.element_size()
         outgoing = [sum(t.count(width) for t in transfers) for transfers in self.sends]
         incoming = [sum(t.count(width) for t in transfers) for transfers in self.takes]
-        item = new_layers[0][0].element_size()
-        # by a bound that all ranks know, so that all take the same number of layers at once
-        together = max(1, staging_bytes // (4 * self.most_heads * width * item))
+        # by a bound that all ranks know, so that all do the same
+        layer_bytes = 2 * self.most_heads * width * item
+        together = max(1, staging_bytes // (2 * layer_bytes))
         total, peak = 0, 0
         for first in range(0, len(old_layers), together):
             group = slice(first, first + together)
-            sent = self._collect(old_layers[group])
             layers = len(old_layers[group])
-            received = self.world.swap_tensors(sent, [n * layers for n in outgoing], [n * layers for n in incoming])
-            peak = max(peak, (sent.numel() + received.numel()) * item)
-            total += sent.numel() * item
-            self._deliver(received, new_layers[group], [n * layers for n in incoming])
+            sizes = [n * layers for n in outgoing], [n * layers for n in incoming]
+            if shared is not None and layers * layer_bytes <= shared.size_bytes:
+                self._collect(old_layers[group], shared.outbox(sizes[0], like.dtype))
+                self.world.gather(None)
+                self._deliver(shared.inbox(like.dtype), new_layers[group])
+                self.world.gather(None)
+                peak = max(peak, sum(sizes[0]) * item)
+            else:
+                sent = like.new_empty(sum(sizes[0]))
+                self._collect(old_layers[group], list(sent.split(sizes[0])))
+                received = self.world.swap_tensors(sent, *sizes)
+                self._deliver(received.split(sizes[1]), new_layers[group])
+                peak = max(peak, (sum(sizes[0]) + sum(sizes[1])) * item)
+            total += sum(sizes[0]) * item
         own = outgoing[self.world.rank] * len(old_layers) * item
         return Moved(total - own, own, peak)
 
-    def _collect(self, layers: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-        parts = [
-            buffer[t.slots, t.head : t.head + t.heads].reshape(-1)
-            for transfers in self.sends
-            for pair in layers
-            for buffer in pair
-            for t in transfers
-        ]
-        return torch.cat(parts) if parts else layers[0][0].new_empty(0)
+    def _collect(self, layers: list[tuple[torch.Tensor, torch.Tensor]], parts: Sequence[torch.Tensor]) -> None:
+        """Copy what goes to each rank out of the pool, into its flat part."""
+        for part, transfers in zip(parts, self.sends, strict=True):
+            for buffer, t, flat in pieces(layers, transfers, part):
+                torch.index_select(buffer[:, t.head : t.head + t.heads], 0, t.slots, out=flat)
 
-    def _deliver(
-        self, received: torch.Tensor, layers: list[tuple[torch.Tensor, torch.Tensor]], sizes: list[int]
-    ) -> None:
-        for part, transfers in zip(received.split(sizes), self.takes, strict=True):
-            at = 0
-            for pair in layers:
-                for buffer in pair:
-                    for t in transfers:
-                        shape = (t.slots.numel(), t.heads, buffer.shape[-1])
-                        count = shape[0] * shape[1] * shape[2]
-                        buffer[t.slots, t.head : t.head + t.heads] = part[at : at + count].view(shape)
-                        at += count
+    def _deliver(self, parts: Sequence[torch.Tensor], layers: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Copy what came from each rank into the pool."""
+        for part, transfers in zip(parts, self.takes, strict=True):
+            for buffer, t, flat in pieces(layers, transfers, part):
+                buffer[t.slots, t.head : t.head + t.heads] = flat
+
+
+def pieces(
+    layers: list[tuple[torch.Tensor, torch.Tensor]], transfers: list[Transfer], part: torch.Tensor
+) -> Iterator[tuple[torch.Tensor, Transfer, torch.Tensor]]:
+    """(pool buffer, transfer, its place in the flat ``part`` as [slots, heads, head size]) in the order agreed on."""
+    at = 0
+    for buffer in (buffer for pair in layers for buffer in pair):
+        for t in transfers:
+            shape = (t.slots.numel(), t.heads, buffer.shape[-1])
+            count = shape[0] * shape[1] * shape[2]
+            yield buffer, t, part[at : at + count].view(shape)
+            at += count

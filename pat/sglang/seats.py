@@ -17,6 +17,7 @@ from pat.layout import Layout
 from pat.sglang import kv_pool
 from pat.sglang.reports import Hello, Reporter
 from pat.sglang.settings import Settings
+from pat.sglang.staging import SharedStaging
 from pat.sglang.weights import SeatWeights, copied_share, of_first, share
 from pat.sglang.world import World
 
@@ -47,6 +48,7 @@ class Seats:
         self.reporter = Reporter(settings.reports)
         self.by_layout: dict[Layout, Seat] = {}
         self.world: World
+        self.staging: SharedStaging | None = None
         self.building: Layout | None = None
         self._channels: tuple | None = None
         self._weights: SeatWeights | None = None
@@ -127,6 +129,8 @@ class Seats:
         self.world = World(self.settings, start.rank(parallel.tp_rank, parallel.dp_rank or 0))
         self.world.build(backend, gpu_id, parallel.dist_timeout)
         self.world.publish(start)
+        if backend == "gloo":
+            self.staging = SharedStaging.build(self.world, self.settings.staging_bytes)
         bootstrap._tag_groups_for_flashinfer_allreduce_only()
         initialize_dp_attention(server_args=server_args)
 

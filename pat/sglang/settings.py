@@ -11,7 +11,7 @@ from pat.layout import Layout
 VARIABLE = "PAT_SWITCH"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Settings:
     """
     layouts       layouts the engine can take; it starts in the first, which has the lowest TP

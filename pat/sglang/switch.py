@@ -202,7 +202,7 @@ class Switcher:
         move = kv_pool.KvMove(
             self.seats.world, old.layout, new.layout, heads, sequences, prepared.plan.migrated, old_slots, new_slots
         )
-        moved = move.run(old.pool, new.pool, self.seats.settings.staging_bytes)
+        moved = move.run(old.pool, new.pool, self.seats.settings.staging_bytes, self.seats.staging)
         device.synchronize()
         clock.lap("kv")
         position = {p.sequence: i for i, p in enumerate(arriving)}

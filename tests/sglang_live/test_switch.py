@@ -45,7 +45,7 @@ SETUPS = [
         replace(QWEN3, tied=True),
         (Layout(1, 4), Layout(2, 2), Layout(4, 1)),
         Fault("commit", 2),
-        {"disable_overlap_schedule": False, "chunked_prefill_size": 16, "page_size": 4},
+        {"disable_overlap_schedule": False, "chunked_prefill_size": 16, "page_size": 4, "staging_bytes": 20_000},
         {"PAT_SHM_ALLREDUCE": "1"},
     ),
     Setup(
