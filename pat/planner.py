@@ -29,6 +29,19 @@ class Outlook:
     alive: np.ndarray
     context_tokens: np.ndarray
 
+    def lives(self) -> tuple[np.ndarray, np.ndarray]:
+        """[K] both: mean remaining tokens of a sequence running at the start of each segment, and the mean context of a
+        running sequence from there on, each of its decode steps counted alike."""
+        sequence_steps = np.maximum(self.steps * self.busy * self.alive, 1e-9)
+        to_come = from_here(sequence_steps)
+        context = from_here(sequence_steps * (self.context_tokens + self.steps / 2)) / to_come
+        return to_come / np.maximum(self.busy * self.alive, 1e-9), context
+
+
+def from_here(values: np.ndarray) -> np.ndarray:
+    """[K] sum of each value and all that follow it."""
+    return np.cumsum(values[::-1])[::-1]
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -75,12 +88,18 @@ def known_course(remaining_tokens: np.ndarray, context_tokens: np.ndarray) -> Ou
 
 @dataclass(frozen=True, eq=False)
 class Planner:
-    """Compares layouts for one model and machine. Capacity: KV tokens that one replica of each layout can hold."""
+    """Compares layouts for one model and machine.
+
+    capacity_tokens            KV tokens that one replica of each layout can hold
+    admission_reserve_tokens   what the engine wants free for each request it admits to a new rollout, beside its
+                               prompt: SGLang's new-token ratio 0.7 of its clip of 4,096
+    """
 
     profile: StepProfile
     switches: SwitchModel
     layouts: tuple[Layout, ...]
     capacity_tokens: dict[Layout, int]
+    admission_reserve_tokens: float = 0.7 * 4096
 
     def step_s(self, layout: Layout, alive: int, context_tokens: float) -> float:
         """Seconds for all ``alive`` sequences to advance by a token: one step, or more where the KV cache is short."""
@@ -89,23 +108,51 @@ class Planner:
         run = min(batch, fits)
         return self.profile.table(layout.tp, run).one_step_s(run, context_tokens) * batch / run
 
-    def segment_s(self, ahead: Outlook) -> np.ndarray:
+    def segment_s(self, ahead: Outlook, fresh: bool = False) -> np.ndarray:
         """[L, K] expected seconds of each segment under each layout.
 
         A layout's time is that of the replica with the longest sequence, which runs it and its even share of the
-        others: 1 + (alive - 1) / dp sequences. Fractions are averaged between whole batches. Where the KV cache
-        cannot hold them all, as many run as fit and the segment takes in proportion longer (the rest queue).
+        others: 1 + (alive - 1) / dp sequences, at most as many as its KV cache holds. Fractions are averaged between
+        whole batches. What the others wait for comes on top, see :meth:`queue_s`.
         """
         out = np.empty((len(self.layouts), len(ahead.steps)))
         for i, layout in enumerate(self.layouts):
-            batch = 1.0 + (ahead.alive - 1.0) / layout.dp
-            fits = np.maximum(1.0, self.capacity_tokens[layout] / (ahead.context_tokens + ahead.steps / 2))
-            wait = np.maximum(1.0, batch / fits)
-            batch = np.minimum(batch, fits)
+            fits = self.concurrent(layout, ahead, fresh)
+            batch = np.minimum(1.0 + (ahead.alive - 1.0) / layout.dp, fits)
             low = np.floor(batch)
             table = self.profile.table(layout.tp, int(batch.max()) + 1)
             low_s, high_s = table.run_s(np.stack([low, low + 1]), ahead.context_tokens, ahead.steps)
-            out[i] = ahead.busy * wait * (low_s + (batch - low) * (high_s - low_s))
+            out[i] = ahead.busy * (low_s + (batch - low) * (high_s - low_s))
+        return out
+
+    def concurrent(self, layout: Layout, ahead: Outlook, fresh: bool) -> np.ndarray:
+        """[K] sequences that a replica's KV cache holds at once if all go on together from the start of each segment:
+        capacity / the greatest context to come, weighted by the share then alive. At least one.
+
+        ``fresh``: a rollout yet to begin, where the engine admits only as many as its reserve for each allows.
+        """
+        alive = np.maximum(ahead.alive * ahead.busy, 1e-9)
+        load = alive * (ahead.context_tokens + ahead.steps)
+        peak_tokens = np.maximum.accumulate(load[::-1])[::-1] / alive
+        if fresh:
+            peak_tokens[0] = max(peak_tokens[0], ahead.context_tokens[0] + self.admission_reserve_tokens)
+        return np.maximum(1.0, self.capacity_tokens[layout] / peak_tokens)
+
+    def queue_s(self, ahead: Outlook, fresh: bool = False) -> np.ndarray:
+        """[L, K] seconds until the last sequence has begun, in a layout entered at the start of each segment.
+
+        Those that do not fit wait; as sequences of all ages then run side by side, capacity / mean context of them
+        do, and as many end in each mean remaining length. 0 where all fit.
+        """
+        remaining_tokens, context_tokens = ahead.lives()
+        out = np.zeros((len(self.layouts), len(ahead.steps)))
+        for i, layout in enumerate(self.layouts):
+            waiting = ahead.alive * ahead.busy / layout.dp - self.concurrent(layout, ahead, fresh)
+            if (waiting > 0).any():
+                mixed = np.maximum(1.0, self.capacity_tokens[layout] / context_tokens)
+                running = np.where(waiting > 0, np.ceil(mixed), 1).astype(int)
+                step_s = self.profile.table(layout.tp, int(running.max())).step_s(running, context_tokens)
+                out[i] = np.maximum(waiting, 0.0) / mixed * remaining_tokens * step_s
         return out
 
     def switch_s(self, ahead: Outlook) -> np.ndarray:
@@ -119,17 +166,23 @@ class Planner:
         """The schedule with the least expected time that begins in ``layout`` and has at most ``max_hops`` switches."""
         return self.plans(ahead, max_hops)[layout]
 
-    def plans(self, ahead: Outlook, max_hops: int = 3) -> dict[Layout, Plan]:
+    def plans(
+        self, ahead: Outlook, max_hops: int = 3, fresh: bool = False, earliest_steps: int = 0
+    ) -> dict[Layout, Plan]:
         """The best schedule from every layout.
 
         With A the time from now to segment j in a layout, and W_h(j, L) = min over L' of switch(L -> L', j) plus the
         best with h - 1 hops left: best_h(k, L) = min over j >= k of A(j) - A(k) + W_h(j, L), and never switching is
-        j = K. Exact for the outlook given, O(hops x L^2 x K), no loop over segments.
+        j = K. Exact for the outlook given, O(hops x L^2 x K), no loop over segments. Hops before ``earliest_steps`` are
+        not considered.
         """
-        spent = np.cumsum(np.pad(self.segment_s(ahead), ((0, 0), (1, 0))), axis=1)  # A [L, K + 1]
+        queue = self.queue_s(ahead, fresh)
+        spent = np.cumsum(np.pad(self.segment_s(ahead, fresh), ((0, 0), (1, 0))), axis=1)  # A [L, K + 1]
+        spent[:, 1:] += queue[:, :1]  # staying beyond now costs the queue's delay, as does entering later:
+        switch = self.switch_s(ahead) + np.pad(queue[:, 1:], ((0, 0), (1, 0)))
+        switch[:, :, np.cumsum(ahead.steps) - ahead.steps < earliest_steps] = np.inf
         total = spent[:, -1:]
         best = total - spent[:, :-1]  # no hop left: [L, K]
-        switch = self.switch_s(ahead) if max_hops else None
         diagonal = np.arange(len(self.layouts))
         chosen: list[tuple[np.ndarray, np.ndarray]] = []
         for _ in range(max_hops):
@@ -163,9 +216,11 @@ class Planner:
             here, segment = there, j
         return Plan(stay_s, best_s, tuple(hops), first_cost_s)
 
-    def first_layout(self, ahead: Outlook, prompt_tokens: float, max_hops: int = 3) -> tuple[Layout, Plan]:
+    def first_layout(
+        self, ahead: Outlook, prompt_tokens: float, max_hops: int = 3, earliest_steps: int = 0
+    ) -> tuple[Layout, Plan]:
         """The layout to begin a rollout in, prefill of ``prompt_tokens`` in all included, and the plan from there."""
-        plans = self.plans(ahead, max_hops)
+        plans = self.plans(ahead, max_hops, fresh=True, earliest_steps=earliest_steps)
         prefill = {a: float(self.profile.prefill_s(a.tp, prompt_tokens / a.dp)) for a in self.layouts}
         first = min(self.layouts, key=lambda a: (prefill[a] + plans[a].best_s, a.tp))
         return first, plans[first]

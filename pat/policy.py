@@ -119,7 +119,7 @@ class AdaptivePolicy:
         if self.start is not None:
             return self.start
         ahead = self.foresight.at_start(prompt_tokens)
-        return self.planner.first_layout(ahead, float(np.sum(prompt_tokens)), self.max_hops)[0]
+        return self.planner.first_layout(ahead, float(np.sum(prompt_tokens)), self.max_hops, self.interval_steps)[0]
 
     def decide(self, state: RolloutState) -> Keep | Switch:
         hops = self.max_hops - state.switches

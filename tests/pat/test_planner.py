@@ -141,7 +141,10 @@ def test_segments_wait_where_the_kv_cache_holds_fewer():
     base, each = dict.fromkeys((1, 2, 4, 8), 1e-2), dict.fromkeys((1, 2, 4, 8), 1e-3)
     planner = planner_of(batch_profile(base, each), 0.0, dict.fromkeys(WORLD, 1000))
     ahead = Outlook(np.array([2.0]), np.ones(1), np.array([20.0]), np.array([99.0]))
-    assert planner.segment_s(ahead)[3, 0] == pytest.approx(2 * 2 * (1e-2 + 1e-3 * 10))
+    fits = 1000 / 101  # at the end of the segment each has a context of 101
+    assert planner.segment_s(ahead)[3, 0] == pytest.approx(2 * (1e-2 + 1e-3 * fits))
+    # The others wait: 10 run at the mean context of 100, each has 2 tokens to go, a step of 10 takes 20 ms.
+    assert planner.queue_s(ahead)[3, 0] == pytest.approx((20 - fits) / 10 * 2 * 2e-2)
     assert planner.step_s(TP8, 20, 100) == pytest.approx(2 * (1e-2 + 1e-3 * 10))
     assert planner.step_s(TP1, 20, 100) == pytest.approx(1e-2 + 1e-3 * 3)
 
