@@ -52,14 +52,16 @@ def best_by_enumeration(segment_s: np.ndarray, switch_s: np.ndarray, here: int, 
 
 def time_of(plan, ahead: Outlook, planner, here: Layout) -> float:
     """Seconds of the schedule that a plan names."""
-    segment_s, switch_s = planner.segment_s(ahead), planner.switch_s(ahead)
+    segment_s, switch_s, queue_s = planner.segment_s(ahead), planner.switch_s(ahead), planner.queue_s(ahead)
     starts = np.r_[0.0, np.cumsum(ahead.steps)]
     at, start, total = planner.layouts.index(here), 0, 0.0
     for steps, layout in plan.hops:
         j, to = int(np.flatnonzero(starts == steps)[0]), planner.layouts.index(layout)
-        total += segment_s[at, start:j].sum() + switch_s[at, to, j]
+        total += switch_s[at, to, j]
+        if j > start:
+            total += queue_s[at, start] + segment_s[at, start:j].sum()
         at, start = to, j
-    return total + segment_s[at, start:].sum()
+    return total + queue_s[at, start] + segment_s[at, start:].sum()
 
 
 # --- outlooks
