@@ -56,7 +56,7 @@ def run_experiment(experiment: Experiment, workload, options, tracker, progress)
         store.write_steps(record, steps)
         store.append([record])
         name = f"{record.arm}/{record.batch}/{record.seed}"
-        tracker.rollout(name, step_metrics(steps), summary_metrics(record, job.trace))
+        tracker.rollouts({name: (step_metrics(steps), summary_metrics(record, job.trace))})
         job.trace.write(options.out / "raw" / "traces" / f"{job.trace.sha256[:12]}.jsonl")
     store.tidy()
     tracker.finish()

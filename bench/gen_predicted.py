@@ -15,7 +15,7 @@ from bench.machine import machine_of
 from bench.predicted import Cell, run_cell, trace_of
 from bench.provenance import provenance
 from bench.records import RecordStore, RolloutSummary, fingerprint_of
-from bench.tracking import step_metrics, summary_metrics
+from bench.tracking import MAX_PREDICTED_STEPS, step_metrics, summary_metrics
 from bench.workloads.prompts import chosen, estimated_tokens
 from bench.workloads.trace import LengthTrace
 
@@ -46,13 +46,15 @@ def run_predicted(experiments: list[Experiment], workload, options, tracker, pro
 
     def finished(result: Result) -> None:
         store = stores[result[0][0].experiment]
+        logged = {}
         for record, steps in result:
             trace = traces[record.experiment][record.batch, record.seed]
             if steps is not None:
                 store.write_steps(record, steps)
-            metrics = step_metrics(steps) if steps is not None else pd.DataFrame()
+            metrics = step_metrics(steps, MAX_PREDICTED_STEPS) if steps is not None else pd.DataFrame()
             name = f"{record.experiment}/{record.arm}/{record.batch}/{record.host_term}/{record.seed}"
-            tracker.rollout(name, metrics, summary_metrics(record, trace))
+            logged[name] = metrics, summary_metrics(record, trace)
+        tracker.rollouts(logged)
         store.append([record for record, _ in result])
         progress.advance(task)
 

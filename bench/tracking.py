@@ -16,15 +16,21 @@ from bench.records import RolloutSummary
 from bench.workloads.trace import LengthTrace
 
 MAX_STEPS = 2000
+MAX_PREDICTED_STEPS = 200
 TRACKERS = ("wandb", "none")
 
 
+Logged = dict[str, tuple[pd.DataFrame, dict[str, float]]]
+"""Rollouts side by side: by prefix, the metrics of each step and those of the whole."""
+
+
 class Tracker(Protocol):
-    """Where rollouts are logged. One run an experiment; a rollout's metrics are prefixed by its arm."""
+    """Where rollouts are logged. One run an experiment, or one for all that is predicted; a rollout's metrics are
+    prefixed by its arm."""
 
     def start(self, run: str, config: dict) -> None: ...
 
-    def rollout(self, prefix: str, steps: pd.DataFrame, summary: dict) -> None: ...
+    def rollouts(self, logged: Logged) -> None: ...
 
     def finish(self) -> None: ...
 
@@ -35,7 +41,7 @@ class NoTracker:
     def start(self, run: str, config: dict) -> None:
         pass
 
-    def rollout(self, prefix: str, steps: pd.DataFrame, summary: dict) -> None:
+    def rollouts(self, logged: Logged) -> None:
         pass
 
     def finish(self) -> None:
@@ -66,10 +72,9 @@ class WandbTracker:
         )
         self.run = wandb.init(project="pat", name=run, config=config, dir=self.out, mode=mode, settings=settings)
 
-    def rollout(self, prefix: str, steps: pd.DataFrame, summary: dict) -> None:
-        for row in steps.to_dict("records"):
-            self.run.log({f"{prefix}/{name}": value for name, value in row.items()})
-        self.run.log({f"{prefix}/{name}": value for name, value in summary.items()})
+    def rollouts(self, logged: Logged) -> None:
+        for row in merged(logged):
+            self.run.log(row)
 
     def finish(self) -> None:
         if self.run is not None:
@@ -85,15 +90,23 @@ def make_tracker(name: str, out: Path) -> Tracker:
     return WandbTracker(out) if name == "wandb" else NoTracker()
 
 
-def step_metrics(steps: pd.DataFrame) -> pd.DataFrame:
-    """Per-step metrics of a rollout, at most :data:`MAX_STEPS` rows, evenly chosen.
+def merged(logged: Logged) -> list[dict[str, float]]:
+    """Rows to log: the i-th steps of all rollouts together (a call of wandb costs about 1 ms), the summaries last."""
+    columns = {f"{prefix}/{name}": list(steps[name]) for prefix, (steps, _) in logged.items() for name in steps}
+    longest = max(map(len, columns.values()), default=0)
+    rows = [{name: v[i] for name, v in columns.items() if i < len(v)} for i in range(longest)]
+    return [*rows, {f"{prefix}/{name}": v for prefix, (_, summary) in logged.items() for name, v in summary.items()}]
+
+
+def step_metrics(steps: pd.DataFrame, most: int = MAX_STEPS) -> pd.DataFrame:
+    """Per-step metrics of a rollout, at most ``most`` rows, evenly chosen.
 
     steps: rows with time_s, replica, tp, kind, steps, batch, seconds. active_sequences and tokens_per_s are those of
     the row's replica.
     """
     decode = steps[steps.kind == "decode"].sort_values("time_s")
-    if len(decode) > MAX_STEPS:
-        decode = decode.iloc[np.linspace(0, len(decode) - 1, MAX_STEPS).round().astype(int)]
+    if len(decode) > most:
+        decode = decode.iloc[np.linspace(0, len(decode) - 1, most).round().astype(int)]
     latency_s = decode.seconds / decode.steps
     return pd.DataFrame(
         {
