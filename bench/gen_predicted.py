@@ -110,9 +110,10 @@ def made_of(experiment: Experiment, traces: dict[tuple[int, int], LengthTrace], 
 
 
 def run_one(work: tuple[Cell, LengthTrace, str]) -> Result:
-    """One cell in a worker process; steps of the first batch and seed alone are kept."""
+    """One cell in a worker process; steps of the first batch, host term and seed alone are kept."""
     cell, trace, mark = work
-    shown = cell.batch == cell.experiment.batches[0] and cell.seed == cell.experiment.seeds[0]
+    e = cell.experiment
+    shown = (cell.batch, cell.host_term, cell.seed) == (e.batches[0], e.host_terms[0], e.seeds[0])
     return [
         (record.model_copy(update={"fingerprint": mark}), pd.DataFrame(rollout.segments) if shown else None)
         for record, rollout in run_cell(cell, trace)
