@@ -21,7 +21,8 @@ def buffers(pool) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 def check_pool(pool) -> None:
     """ValueError unless the pool is of the plain kind that can be divided anew for another layout."""
-    plain = pool.kv_cache_layout == "nhd" and not pool.is_quantized_kv_cache and pool.head_dim == pool.v_head_dim
+    whole = not pool.is_quantized_kv_cache and not pool.post_capture_active
+    plain = pool.kv_cache_layout == "nhd" and whole and pool.head_dim == pool.v_head_dim
     if type(pool).__name__ != "MHATokenToKVPool" or not plain:
         raise ValueError(f"switch: KV pool {type(pool).__name__} ({pool.kv_cache_layout}) cannot be switched")
 

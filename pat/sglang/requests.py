@@ -79,13 +79,6 @@ def check_portable(scheduler, requests: list[Any]) -> None:
             raise ValueError(f"request {request.rid} has multimodal inputs")
 
 
-def keeps_kv(request) -> bool:
-    """Whether a request can go on from its KV cache. Penalties count tokens in the batch: such requests start over."""
-    sampling = request.sampling_params
-    penalised = sampling.frequency_penalty or sampling.presence_penalty or sampling.min_new_tokens
-    return not penalised and sampling.repetition_penalty == 1.0
-
-
 @dataclass(frozen=True, slots=True)
 class Described:
     """The requests of one replica: ``running`` with their KV as sequences, then ``waiting``; by request id.
@@ -184,6 +177,22 @@ def resume(
 
 def decode_batch(scheduler, requests: list[Any], lengths: list[int]) -> Any:
     """A ScheduleBatch of requests that have all been prefilled, as SGLang leaves one after a decode step."""
+    batch = bare_decode_batch(scheduler, requests, lengths)
+    penalties = batch.sampling_info.penalizer_orchestrator
+    if not penalties.is_required:
+        return batch
+    if len(requests) > 1:
+        first, *others = (decode_batch(scheduler, [r], [n]) for r, n in zip(requests, lengths, strict=True))
+        for other in others:
+            first.merge_batch(other)
+        return first
+    for token in requests[0].output_ids[:-1]:  # penalties count tokens step by step; the next step counts the last one
+        penalties.cumulate_output_tokens(torch.tensor([token], dtype=torch.int64, device=batch.device))
+    return batch
+
+
+def bare_decode_batch(scheduler, requests: list[Any], lengths: list[int]) -> Any:
+    """The batch without what penalties remember."""
     from sglang.srt.managers.schedule_batch import ScheduleBatch
     from sglang.srt.model_executor.forward_batch_info import ForwardMode
     from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo

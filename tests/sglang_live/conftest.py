@@ -4,6 +4,7 @@ import asyncio
 from contextlib import contextmanager
 
 import pytest
+import torch
 
 from pat.policy import Keep, Switch
 
@@ -96,3 +97,25 @@ async def generate_with_switches(engine, prompts, lengths, switches, **arguments
 
 def tokens(answers):
     return [(list(answer["output_ids"]), answer["text"]) for answer in answers]
+
+
+def hf_model(path):
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+
+
+def hf_greedy(model, prompts, lengths) -> list[list[int]]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # matrices are tiny, cores few
+    found = []
+    for prompt, new in zip(prompts, lengths, strict=True):
+        ids, cache, tail = [], None, torch.tensor([prompt])
+        for _ in range(new):
+            with torch.no_grad():
+                answer = model(tail, past_key_values=cache, use_cache=True)
+            cache, tail = answer.past_key_values, answer.logits[:, -1].argmax(-1, keepdim=True)
+            ids.append(int(tail))
+        found.append(ids)
+    torch.set_num_threads(threads)
+    return found

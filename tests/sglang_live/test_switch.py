@@ -9,16 +9,24 @@ from dataclasses import dataclass, field, replace
 
 import psutil
 import pytest
-import torch
-from transformers import AutoModelForCausalLM
 
 from bench.tiny_models import PRESETS, materialise
 from pat.layout import Layout
 from pat.policy import Switch
+from pat.sglang.calibrate import measure_costs
 from pat.sglang.engine import EngineDied, SwitchVetoed
 from pat.sglang.guard import alive
 from pat.sglang.order import Fault
-from tests.sglang_live.conftest import SwitchBelow, adaptive_engine, generate, generate_with_switches, run, tokens
+from tests.sglang_live.conftest import (
+    SwitchBelow,
+    adaptive_engine,
+    generate,
+    generate_with_switches,
+    hf_greedy,
+    hf_model,
+    run,
+    tokens,
+)
 
 pytestmark = pytest.mark.engine
 
@@ -63,32 +71,12 @@ PROMPTS += [SHARED + [20 + i] * (1 + i) for i in range(3)]
 LENGTHS = [40 + 9 * (i % 5) for i in range(len(PROMPTS))]
 
 
-def hf_model(path):
-    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-
-
-def hf_greedy(model, prompts=PROMPTS, lengths=LENGTHS) -> list[list[int]]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # matrices are tiny, cores few
-    found = []
-    for prompt, new in zip(prompts, lengths, strict=True):
-        ids, cache, tail = [], None, torch.tensor([prompt])
-        for _ in range(new):
-            with torch.no_grad():
-                answer = model(tail, past_key_values=cache, use_cache=True)
-            cache, tail = answer.past_key_values, answer.logits[:, -1].argmax(-1, keepdim=True)
-            ids.append(int(tail))
-        found.append(ids)
-    torch.set_num_threads(threads)
-    return found
-
-
 @pytest.fixture(scope="module", params=SETUPS, ids=lambda setup: setup.name)
 def live(request):
     """(set-up, engine, answers of HF greedy as token ids, the engine's own answers without a switch)."""
     setup = request.param
     path = materialise(setup.model)
-    hf = hf_greedy(hf_model(path))
+    hf = hf_greedy(hf_model(path), PROMPTS, LENGTHS)
     policy = SwitchBelow(5, setup.layouts[0], setup.layouts[-1])
     with adaptive_engine(path, setup.layouts, setup.environment, policy=policy, **setup.arguments) as engine:
         want = run(engine, generate(engine, PROMPTS, LENGTHS))
@@ -232,6 +220,18 @@ def test_arrivals_and_aborts_during_switches(live) -> None:
         assert len(answer["output_ids"]) < 200
 
 
+def test_penalties_remember_what_was_generated(live) -> None:
+    setup, engine, _, _ = live
+    go_to(engine, setup.layouts[0])
+    prompts, lengths = PROMPTS[:4], LENGTHS[:4]
+    sampling = {"frequency_penalty": 0.7, "repetition_penalty": 1.2}
+    want = run(engine, generate(engine, prompts, lengths, sampling=sampling))
+    hops = [(0.1, setup.layouts[-1], "migrate"), (0.05, setup.layouts[0], "migrate")]
+    answers, records = run(engine, generate_with_switches(engine, prompts, lengths, hops, sampling=sampling))
+    assert records[0].migrated
+    assert tokens(answers) == tokens(want)
+
+
 def test_a_seed_gives_the_same_tokens(live) -> None:
     """SGLang honours seeds of requests in its deterministic mode only; without it, lengths and ids stay valid."""
     setup, engine, _, _ = live
@@ -298,6 +298,16 @@ def test_weight_updates_reach_every_seat(live) -> None:
             assert [list(a["output_ids"]) for a in run(engine, generate(engine, prompts, lengths))] == expected
 
 
+def test_costs_can_be_measured(live) -> None:
+    setup, engine, _, _ = live
+    if setup.crowded:
+        pytest.skip("the pools of this engine have too little room")
+    costs = run(engine, measure_costs(engine, (32, 256), sequences=2, rounds=2))
+    assert costs.bytes_per_s > 1e5
+    assert 0 < costs.recompute_s(100) < 10
+    assert 0 <= costs.exchange_s < 1
+
+
 def test_fifty_switches_leave_nothing_behind(live) -> None:
     setup, engine, _, want = live
 
@@ -314,6 +324,8 @@ def test_fifty_switches_leave_nothing_behind(live) -> None:
     rounds(4)
     counts, memory = sizes()
     rounds(50)
+    assert run(engine, engine.tokenizer_manager.flush_cache()).success
+    assert len(run(engine, engine.tokenizer_manager.get_internal_state())) == engine.layout.dp
     assert sizes()[0] == counts
     assert sizes()[1] < memory + 40e6
     assert tokens(run(engine, generate(engine, PROMPTS, LENGTHS))) == tokens(want)
