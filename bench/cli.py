@@ -10,6 +10,9 @@ import typer
 
 from bench.errors import UserError
 
+INTERRUPTED = 130
+"""What typer returns after Ctrl-C."""
+
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
@@ -73,17 +76,15 @@ def report(
 def main() -> None:
     """Run; a user's mistake is one line on stderr and exit code 2, Ctrl-C exit code 130."""
     try:
-        app(standalone_mode=False)
+        code = app(standalone_mode=False)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    except typer.Abort:
-        sys.exit(130)
-    except KeyboardInterrupt:
-        print("interrupted: what was finished is kept; the same command goes on from there", file=sys.stderr)
-        sys.exit(130)
     except Exception as error:
-        if type(error).__module__.startswith(("click", "typer")) and hasattr(error, "show"):
+        if hasattr(error, "show") and hasattr(error, "exit_code"):  # typer's own: the command line is wrong
             error.show()
             sys.exit(2)
         raise
+    if code == INTERRUPTED:
+        print("interrupted: what was finished is kept; the same command goes on from there", file=sys.stderr)
+    sys.exit(code or 0)

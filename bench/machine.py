@@ -10,6 +10,7 @@ import yaml
 
 from baselines.switch_parts import SEAT_PARTS, paper_parts, restart_parts
 from bench.backends.simulated.rollout import System
+from bench.errors import UserError
 from bench.experiment import Experiment
 from bench.gpus import gpu
 from bench.launch_plan import kv_capacity_tokens
@@ -64,11 +65,21 @@ class Machine:
 
 
 def machine_of(experiment: Experiment, host_term: str) -> Machine:
-    """The machine of a predicted experiment under a host term; UserError where no layout fits."""
-    shape = model_shape(experiment.model)
-    experiment.check_model(shape)
-    profile = step_profile(experiment.model, experiment.cluster.gpu, host_term)
+    """The machine of a predicted experiment under a host term; UserError for unknown names, or where no layout fits."""
+    cluster = experiment.cluster
+    try:
+        shape = model_shape(experiment.model)
+        experiment.check_model(shape)
+        profile = step_profile(experiment.model, cluster.gpu, host_term)
+        board, links = gpu(cluster.gpu), links_of(cluster.gpu)
+    except ValueError as error:
+        raise UserError(f"experiment {experiment.name}: {error}") from None
     longest = experiment.max_prompt_tokens + experiment.max_response_tokens
-    capacity = {a: kv_capacity_tokens(shape, gpu(experiment.cluster.gpu), a.tp) for a in experiment.layouts}
+    capacity = {a: kv_capacity_tokens(shape, board, a.tp) for a in experiment.layouts}
     fitting = {a: tokens for a, tokens in capacity.items() if tokens >= longest}
-    return Machine(shape, profile, links_of(experiment.cluster.gpu), experiment.cluster.gpus_per_node, fitting)
+    if not fitting:
+        raise UserError(
+            f"experiment {experiment.name}: no layout holds {shape.name} and one sequence of {longest} tokens on "
+            f"{board.title}; add a higher TP to tps or shorten max_response_tokens"
+        )
+    return Machine(shape, profile, links, cluster.gpus_per_node, fitting)
