@@ -46,7 +46,8 @@ def check_arguments(model_path: str, layouts: tuple[Layout, ...], arguments: dic
         if name in arguments:
             raise ValueError(f"AdaptiveEngine: give layouts instead of {name}")
     for name, what in REFUSED.items():
-        if arguments.get(name) not in (None, False, 1, [], {}):
+        value = arguments.get(name)
+        if value and (value is True or value != 1):
             raise ValueError(f"AdaptiveEngine: {what} ({name}) is not supported")
     if arguments.get("load_balance_method", "round_robin") != "round_robin":
         raise ValueError("AdaptiveEngine: load_balance_method must be round_robin")
