@@ -1,6 +1,8 @@
 """Tracking: names that VeRL's users know, few rows, nothing secret."""
 
 import os
+import subprocess
+import sys
 
 import pandas as pd
 import pytest
@@ -47,14 +49,24 @@ def test_rollouts_are_merged_step_by_step():
     assert merged(logged) == [{"a/x": 1, "b/x": 4}, {"a/x": 2}, {"a/s": 3, "b/s": 5}]
 
 
-def test_wandb_offline_keeps_the_metrics_and_no_key(tmp_path, monkeypatch):
+SCRIPT = """
+import sys
+from pathlib import Path
+from bench.tracking import make_tracker, step_metrics
+from tests.bench.test_tracking import STEPS
+
+tracker = make_tracker("wandb", Path(sys.argv[1]))
+tracker.start("run", {"seed": 1})
+tracker.rollouts({"static": (step_metrics(STEPS), {"timing_s/gen": 4.0})})
+tracker.finish()
+"""
+
+
+def test_wandb_offline_keeps_the_metrics_and_no_key(tmp_path):
+    """In a process of its own: inside pytest wandb's writer keeps nothing but a header."""
     secret = "5" * 40
-    monkeypatch.setenv("WANDB_API_KEY", secret)
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    tracker = make_tracker("wandb", tmp_path)
-    tracker.start("run", {"seed": 1})
-    tracker.rollouts({"static": (step_metrics(STEPS), {"timing_s/gen": 4.0})})
-    tracker.finish()
+    environment = os.environ | {"WANDB_API_KEY": secret, "WANDB_MODE": "offline"}
+    subprocess.run([sys.executable, "-c", SCRIPT, tmp_path], env=environment, check=True, timeout=120)
     files = [p for p in tmp_path.rglob("*") if p.is_file()]
     assert all(secret.encode() not in p.read_bytes() for p in files)
     content = next(p for p in files if p.suffix == ".wandb").read_bytes()
