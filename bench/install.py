@@ -43,8 +43,9 @@ def install(target: Path) -> None:
     for arguments in steps(cuda):
         print("pip install", *arguments, flush=True)
         command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *arguments]
-        if subprocess.run(command).returncode:
-            sys.exit(f"pip install {' '.join(arguments)} failed; run the same command again to retry")
+        done = subprocess.run(command, text=True, stderr=subprocess.PIPE)
+        if done.returncode:  # else only what pip says of SGLang's CUDA packages, left out on purpose
+            sys.exit(f"{done.stderr}pip install {' '.join(arguments)} failed; the same command again retries")
     if not cuda:
         site = subprocess.check_output(
             [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], text=True

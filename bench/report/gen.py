@@ -13,6 +13,7 @@ from bench.experiment import Experiment
 from bench.machine import paper_numbers
 from bench.records import RecordStore, RolloutSummary, frame_of
 from bench.report import plots
+from bench.report.assumptions import assumption_rows
 from bench.report.comparison import Comparison
 from bench.report.findings import findings
 from bench.report.tables import (
@@ -32,6 +33,7 @@ SECTIONS = (
     "## Every arm (predicted)",
     "## On this machine (measured)",
     "## Length traces",
+    "## What predictions rest on",
     "## How this was made",
 )
 log = logging.getLogger(__name__)
@@ -83,6 +85,7 @@ def render(out: Path) -> Path:
         *arms_section(comparisons),
         *measured_section(measured, out),
         *trace_section(everything),
+        *assumption_section(predicted),
         *made_section(everything),
     ]
     path = out / "gen.md"
@@ -175,6 +178,13 @@ def trace_section(everything: list[Recorded]) -> list[str]:
     ]
 
 
+def assumption_section(predicted: list[Recorded]) -> list[str]:
+    rows = assumption_rows(r.experiment for r in predicted)
+    if not rows:
+        return [SECTIONS[6], "No predicted cell has been run yet."]
+    return [SECTIONS[6], "Batches are padded to SGLang's CUDA graphs; larger ones run eagerly.", markdown(rows)]
+
+
 def made_section(everything: list[Recorded]) -> list[str]:
     rows = []
     for r in everything:
@@ -190,7 +200,7 @@ def made_section(everything: list[Recorded]) -> list[str]:
                 "versions": ", ".join(f"{k} {v}" for k, v in made["versions"].items()),
             }
         )
-    return [SECTIONS[6], markdown(rows)]
+    return [SECTIONS[7], markdown(rows)]
 
 
 def course_image(one: Recorded, out: Path, host: str) -> str | None:
