@@ -7,6 +7,7 @@ import numpy as np
 from bench.errors import UserError
 from bench.experiment import Experiment
 from bench.gen_predicted import made_of
+from bench.gpus import local_devices, serves
 from bench.measured import Job, interleaved, run_jobs, step_rows, summarise
 from bench.predicted import trace_of
 from bench.provenance import load_average
@@ -31,6 +32,11 @@ def run_experiment(experiment: Experiment, workload, options, tracker, progress)
     if experiment.cluster.nodes > 1:
         raise UserError(f"{experiment.name}: the measured tier runs on one node; start it on each node through VeRL")
     device = "cpu" if experiment.cluster.gpu == "cpu" else "cuda"
+    if device == "cuda" and not serves(experiment.cluster.gpu, experiment.cluster.gpus_per_node, local_devices()):
+        raise UserError(
+            f"{experiment.name}: --tier measured needs {experiment.cluster.gpus_per_node} GPUs of kind "
+            f"{experiment.cluster.gpu}, which this machine lacks; --dry-run shows what would be launched"
+        )
     model_path = model_of(experiment, options.model)
     tokenizer = tokenizer_of(model_path)
     jobs, marks, traces = [], {}, {}

@@ -129,6 +129,8 @@ def test_prompts_of_a_dataset(cell, tmp_path, monkeypatch):
         (["gen", "{cell}", "--trace", "absent.jsonl"], "cannot be read"),
         (["gen", "{cell}", "--tier", "guessed"], "--tier must be"),
         (["gen", "{cell}", "--seeds", "0"], "--seeds"),
+        (["gen", "{cell}", "--tier", "measured"], "needs 8 GPUs of kind h100_sxm"),
+        (["gen", "cpu-llama", "--tier", "predicted"], "no step profile to predict from"),
         (["report", "--out", "{out}/nothing"], "no records there"),
         (["gen", "--colour"], "--colour"),
     ],
