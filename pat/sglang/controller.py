@@ -33,6 +33,7 @@ class Controller:
 
     switch     goes to a layout, as AdaptiveEngine.switch
     layout     the present layout
+    epoch      number of the last switch, as in reports; those of an earlier epoch tell only who has ended
     in_flight  requests submitted and not answered; reports that do not cover as many are not complete yet
     """
 
@@ -41,9 +42,10 @@ class Controller:
         policy: Policy,
         switch: Callable[[Layout], object],
         layout: Callable[[], Layout],
+        epoch: Callable[[], int],
         in_flight: Callable[[], int],
     ) -> None:
-        self.policy, self.switch, self.layout, self.in_flight = policy, switch, layout, in_flight
+        self.policy, self.switch, self.layout, self.epoch, self.in_flight = policy, switch, layout, epoch, in_flight
         self.decisions: list[Decision] = []
         self.error: Exception | None = None
         self._latest: dict[int, Steps] = {}
@@ -78,16 +80,15 @@ class Controller:
             raise self.error
 
     def take(self, report: Steps) -> None:
-        """A replica's report, in the thread that receives it. Those of an earlier layout tell only who has ended."""
+        """A replica's report, in the thread that receives it."""
         self._finished += report.finished
-        if report.layout == self.layout():
-            self._latest[report.replica] = report
-            self._news.set()
+        self._latest[report.replica] = report
+        self._news.set()
 
     def state(self) -> RolloutState | None:
         """The rollout as reported; None while a replica has not told of requests that are in flight."""
-        layout, latest = self.layout(), dict(self._latest)
-        reports = [r for r in latest.values() if r.layout == layout]
+        layout, epoch = self.layout(), self.epoch()
+        reports = [report for report in dict(self._latest).values() if report.epoch == epoch]
         generated = np.array([n for r in reports for n in r.generated])
         waiting = sum(r.waiting for r in reports)
         if len(generated) + waiting < self.in_flight():
@@ -123,4 +124,3 @@ class Controller:
         if isinstance(answer, Switch) and answer.layout != state.layout:
             self.switch(answer.layout)
             self._switches += 1
-            self._latest.clear()

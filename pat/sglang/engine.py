@@ -98,9 +98,9 @@ class AdaptiveEngine(Engine):
             copied_share=copied_share,
             tail_graph_batch=tail_graph_batch,
         )
-        self.layout = self.settings.start
+        self.layout, self.epoch = self.settings.start, 0
         if policy is not None:
-            self.controller = Controller(policy, self.switch, lambda: self.layout, self.in_flight)
+            self.controller = Controller(policy, self.switch, lambda: self.layout, lambda: self.epoch, self.in_flight)
         self._commands.connect(self.settings.orders)
         before = children()
         try:
@@ -169,7 +169,7 @@ class AdaptiveEngine(Engine):
             self._commands.send_pyobj(order)
             answer = self._answer()
             if answer.error is None:
-                self.layout = layout
+                self.layout, self.epoch = layout, order.number
             self.tokenizer_manager.update_control_communicator_fan_out(self.layout.dp)
             self.tokenizer_manager.elastic_worker_count = self.layout.dp
             self._commands.send_pyobj(Route(self.layout.dp))

@@ -11,8 +11,6 @@ from typing import Any
 
 import zmq
 
-from pat.layout import Layout
-
 
 @dataclass(frozen=True, slots=True)
 class Hello:
@@ -43,14 +41,15 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Running sequences of one replica of ``layout`` after ``step`` steps, and those ended since the last report.
+    """Running sequences of one replica after ``step`` steps, and those ended since the last report.
 
-    Tokens as lists of one number a sequence: ``generated`` and ``context`` (prompt and response) of the running ones,
-    ``finished`` the response lengths of those that ended. ``waiting``: requests that have not begun or were retracted.
+    ``epoch``: number of the last switch before it, 0 before any. Tokens as lists of one number a sequence:
+    ``generated`` and ``context`` (prompt and response) of the running ones, ``finished`` the response lengths of those
+    that ended. ``waiting``: requests that have not begun or were retracted.
     """
 
     replica: int
-    layout: Layout
+    epoch: int
     step: int
     generated: list[int]
     context: list[int]

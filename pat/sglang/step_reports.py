@@ -16,7 +16,7 @@ class StepReports:
 
     def __init__(self, seats: Seats) -> None:
         self.seats = seats
-        self.steps, self.finished = 0, []
+        self.steps, self.epoch, self.finished = 0, 0, []
         self.counted: OrderedDict[str, None] = OrderedDict()
         self.silent = True
 
@@ -44,11 +44,9 @@ class StepReports:
         generated = [len(r.output_ids) for r in alive]
         context = [len(r.origin_input_ids) + len(r.output_ids) for r in alive]
         replica = self.seats.active.layout.replica(self.seats.world.rank)
-        self.seats.reporter.send(
-            Steps(replica, self.seats.active.layout, self.steps, generated, context, self.finished, waiting)
-        )
+        self.seats.reporter.send(Steps(replica, self.epoch, self.steps, generated, context, self.finished, waiting))
         self.finished, self.silent = [], not alive
 
-    def after_switch(self) -> None:
+    def after_switch(self, number: int) -> None:
         """The first step in another layout is reported at once."""
-        self.silent = True
+        self.epoch, self.silent = number, True

@@ -177,7 +177,7 @@ class Switcher:
                 requests.enqueue(scheduler, known[rid])
         # the ranks of a merged replica must draw the same random numbers
         torch.manual_seed(scheduler.random_seed + 7919 * order.number + here)
-        self.step_reports.after_switch()
+        self.step_reports.after_switch(order.number)
         clock.lap("requests")
         return moved
 

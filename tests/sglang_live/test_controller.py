@@ -17,20 +17,22 @@ LOW, HIGH = Layout(1, 2), Layout(2, 1)
 
 class FakeEngine:
     def __init__(self) -> None:
-        self.layout, self.in_flight, self.switched = LOW, 0, threading.Event()
+        self.layout, self.epoch, self.in_flight, self.switched = LOW, 0, 0, threading.Event()
 
     def switch(self, layout) -> None:
-        self.layout = layout
+        self.layout, self.epoch = layout, self.epoch + 1
         self.switched.set()
 
 
-def report(replica, layout, generated, finished=(), waiting=0):
-    return Steps(replica, layout, 8, list(generated), [n + 10 for n in generated], list(finished), waiting)
+def report(replica, epoch, generated, finished=(), waiting=0):
+    return Steps(replica, epoch, 8, list(generated), [n + 10 for n in generated], list(finished), waiting)
 
 
 def controlled(policy):
     engine = FakeEngine()
-    return engine, Controller(policy, engine.switch, lambda: engine.layout, lambda: engine.in_flight)
+    return engine, Controller(
+        policy, engine.switch, lambda: engine.layout, lambda: engine.epoch, lambda: engine.in_flight
+    )
 
 
 def test_waits_for_all_replicas_then_switches():
@@ -38,19 +40,19 @@ def test_waits_for_all_replicas_then_switches():
     engine, controller = controlled(policy)
     engine.in_flight = 4
     controller.begin(np.array([10] * 4))
-    controller.take(report(0, LOW, [5, 6]))
+    controller.take(report(0, 0, [5, 6]))
     assert controller.state() is None  # replica 1 has not told of its two
-    controller.take(report(1, LOW, [7, 8]))
+    controller.take(report(1, 0, [7, 8]))
     state = controller.state()
     assert sorted(state.generated_tokens) == [5, 6, 7, 8]
     assert sorted(state.context_tokens) == [15, 16, 17, 18]
     engine.in_flight = 2
-    controller.take(report(1, LOW, [], finished=[9, 9]))
+    controller.take(report(1, 0, [], finished=[9, 9]))
     assert engine.switched.wait(5)
     assert engine.layout == HIGH
-    controller.take(report(1, LOW, [1, 1]))  # late news of the old layout
+    controller.take(report(1, 0, [1, 1]))  # late news of before the switch
     assert controller.state() is None
-    controller.take(report(0, HIGH, [8, 9]))
+    controller.take(report(0, 1, [8, 9]))
     assert controller.state().finished_tokens.tolist() == [9, 9]
     controller.end()
     assert [d.answer.layout for d in controller.decisions if isinstance(d.answer, Switch)] == [HIGH]
@@ -72,7 +74,7 @@ def test_an_error_of_the_policy_is_told_at_the_end():
     engine, controller = controlled(Broken(4, LOW, HIGH))
     engine.in_flight = 1
     controller.begin(np.array([10]))
-    controller.take(report(0, LOW, [5]))
+    controller.take(report(0, 0, [5]))
     controller._thread.join(5)
     with pytest.raises(ZeroDivisionError, match="no plan"):
         controller.end()
@@ -87,7 +89,7 @@ def test_a_dead_engine_ends_the_controller_quietly():
     controller.switch = dies
     engine.in_flight = 1
     controller.begin(np.array([10]))
-    controller.take(report(0, LOW, [5]))
+    controller.take(report(0, 0, [5]))
     controller._thread.join(5)
     assert not controller._thread.is_alive()
     controller.end()

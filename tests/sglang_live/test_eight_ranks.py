@@ -10,6 +10,9 @@ import pytest
 
 from bench.tiny_models import PRESETS, materialise
 from pat.layout import Layout
+from pat.sglang.engine import EngineDied
+from pat.sglang.guard import alive
+from pat.sglang.order import Fault
 from tests.sglang_live.conftest import adaptive_engine, generate, generate_with_switches, run, tokens
 
 PROMPTS = [[5 + (7 * i + 3 * j) % 200 for j in range(6 + 7 * i)] for i in range(8)]
@@ -30,3 +33,6 @@ def test_the_papers_switch() -> None:
         assert up.migrated >= 4
         # a sequence's KV lies on 2 ranks, each of which keeps 1 of its 4 heads and sends 3
         assert up.kv_wire_bytes == pytest.approx(3 * up.kv_local_bytes)
+        with pytest.raises(EngineDied):
+            engine.switch(low, fault=Fault("after", 5, kill=True))
+        assert not any(alive(process) for process in engine.guard._processes)

@@ -62,6 +62,7 @@ SETUPS = [
         (Layout(2, 2), Layout(4, 1)),
         None,
         {"disable_radix_cache": True, "max_total_tokens": 420, "wait_s": 6},
+        {"PAT_SHM_ALLREDUCE": "1"},
         crowded=True,
     ),
 ]
