@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference_simulator import Reference
 
 from bench.backends.simulated import admission
 from bench.backends.simulated.replica import Replica, Sequences
@@ -19,6 +18,7 @@ from pat.host import HostTerm
 from pat.layout import Layout, layouts
 from pat.lengths import LengthModel
 from pat.policy import AdaptivePolicy, Keep, LengthForesight, StaticPolicy, Switch
+from tests.bench.reference_simulator import Reference
 
 WORLD = layouts(8)
 TP8 = WORLD[-1]
