@@ -13,6 +13,7 @@ import psutil
 
 T = TypeVar("T")
 INTERVAL_S = 0.25
+KILL_S = 10.0
 
 
 class EngineDied(RuntimeError):
@@ -24,14 +25,18 @@ class Guard:
 
     def __init__(self) -> None:
         self.failure: EngineDied | None = None
-        self.failed, self.closed = threading.Event(), threading.Event()
+        self.closed, self._failed, self._failing = threading.Event(), threading.Event(), False
         self._tasks: dict[asyncio.Task, asyncio.AbstractEventLoop] = {}
         self._lock = threading.Lock()
         self._processes: list[psutil.Process] = []
 
     def watch(self, pids: Iterable[int]) -> None:
-        """Fail as soon as one of these processes ends. ``pids`` must be alive."""
-        self._processes = [psutil.Process(pid) for pid in sorted(set(pids))]
+        """Fail as soon as one of these processes ends."""
+        for pid in sorted(set(pids)):
+            try:
+                self._processes.append(psutil.Process(pid))
+            except psutil.NoSuchProcess:
+                self.fail(f"process {pid} of the engine is gone")
         threading.Thread(target=self._watch, name="pat-guard", daemon=True).start()
 
     def _watch(self) -> None:
@@ -42,14 +47,15 @@ class Guard:
                     return
 
     def fail(self, reason: str) -> None:
-        """Kill the engine's processes and end everything that waits, with ``reason``. The first call counts."""
+        """Kill the engine's processes, then end everything that waits, with ``reason``. The first call counts."""
         with self._lock:
-            if self.failure is not None or self.closed.is_set():
+            if self._failing or self.closed.is_set():
                 return
-            self.failure = EngineDied(reason)
-        self.failed.set()
+            self._failing = True
         self.closed.set()
         self.kill()
+        self.failure = EngineDied(reason)
+        self._failed.set()
         for task, loop in list(self._tasks.items()):
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(task.cancel)
@@ -59,13 +65,14 @@ class Guard:
         kill(self._processes)
 
     def check(self) -> None:
-        """Raise EngineDied where the engine has failed."""
-        if self.failure is not None:
+        """Raise EngineDied where the engine has failed, once its processes are gone."""
+        if self._failing:
+            self._failed.wait(2 * KILL_S)
             raise EngineDied(str(self.failure))
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Await ``work``; EngineDied if the engine fails meanwhile."""
-        if self.failure is not None:
+        if self._failing:
             work.close()
             self.check()
         task = asyncio.ensure_future(work)
@@ -88,7 +95,7 @@ def alive(process: psutil.Process) -> bool:
         return False
 
 
-def kill(processes: list[psutil.Process], wait_s: float = 10.0) -> None:
+def kill(processes: list[psutil.Process], wait_s: float = KILL_S) -> None:
     """Kill processes with all their descendants, and wait until they are gone."""
     doomed = {}
     for process in processes:
