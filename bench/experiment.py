@@ -14,7 +14,8 @@ from pat.layout import Layout, layouts
 from pat.model import ModelShape
 
 FOLDER = Path(__file__).parent / "experiments"
-ARMS = ("static", "pat-paper", "pat-planned", "restart", "oracle")
+ARMS = ("static", "pat-paper", "pat-planned", "restart", "oracle", "pat-live", "pat-forced")
+"""The last two are for the measured tier, the four before for the predicted one."""
 
 
 class Strict(BaseModel):

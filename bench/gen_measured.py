@@ -8,7 +8,7 @@ from bench.errors import UserError
 from bench.experiment import Experiment
 from bench.gen_predicted import made_of
 from bench.gpus import local_devices, serves
-from bench.measured import Job, interleaved, run_jobs, step_rows, summarise
+from bench.measured import Job, arms_of, interleaved, run_jobs, step_rows, summarise
 from bench.predicted import trace_of
 from bench.provenance import load_average
 from bench.records import RecordStore, fingerprint_of
@@ -41,10 +41,10 @@ def run_experiment(experiment: Experiment, workload, options, tracker, progress)
     tokenizer = tokenizer_of(model_path)
     jobs, marks, traces = [], {}, {}
     for batch in experiment.batches:
-        for seed, layout in interleaved(experiment.seeds, experiment.layouts):
+        for seed, arm in interleaved(experiment.seeds, arms_of(experiment)):
             prompts, trace = inputs_of(experiment, batch, seed, workload, tokenizer)
             traces[batch, seed] = trace
-            job = Job(experiment, layout, seed, [list(p.token_ids) for p in prompts], trace)
+            job = Job(experiment, arm, seed, [list(p.token_ids) for p in prompts], trace)
             jobs.append(job)
             marks[job] = fingerprint_of(experiment.model_dump_json(), model_path, job.arm, batch, seed, trace.sha256)
     store = RecordStore(options.out, experiment.name)

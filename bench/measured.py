@@ -10,6 +10,7 @@ import pandas as pd
 
 from bench.backends.sglang_engine import EngineRollout, StaticEngine
 from bench.experiment import Experiment
+from bench.live_arms import LIVE_ARMS, LiveArms
 from bench.records import RolloutSummary
 from bench.stats import weighted_percentiles
 from bench.workloads.trace import LengthTrace
@@ -21,42 +22,62 @@ class Job:
     """One measured rollout: an arm on the trace and prompts of a seed."""
 
     experiment: Experiment
-    layout: Layout
+    arm: str
     seed: int
     prompts: list[list[int]]
     trace: LengthTrace
 
     @property
-    def arm(self) -> str:
-        return f"static-{self.layout}"
+    def engine(self) -> str:
+        """Which engine it runs on: static arms have one each, adaptive ones share theirs."""
+        return "adaptive" if self.arm in LIVE_ARMS else self.arm
 
 
-def interleaved(seeds: Sequence[int], layouts: Sequence[Layout]) -> list[tuple[int, Layout]]:
-    """Every (seed, layout): the order of the arms turns with each seed, so that drift of the machine cancels and the
+def arms_of(experiment: Experiment) -> list[str]:
+    """The measured arms that an experiment asks for."""
+    statics = [f"static-{layout}" for layout in experiment.layouts] if "static" in experiment.arms else []
+    return statics + [arm for arm in experiment.arms if arm in LIVE_ARMS]
+
+
+def interleaved(seeds: Sequence[int], arms: Sequence[str]) -> list[tuple[int, str]]:
+    """Every (seed, arm): the order of the arms turns with each seed, so that drift of the machine cancels and the
     engine of one seed's last arm serves the next seed's first."""
-    return [(seed, a) for i, seed in enumerate(seeds) for a in (layouts if i % 2 == 0 else layouts[::-1])]
+    return [(seed, arm) for i, seed in enumerate(seeds) for arm in (arms if i % 2 == 0 else arms[::-1])]
 
 
 def run_jobs(
     jobs: Sequence[Job], model_path: str, device: str, progress: Callable[[Job, int, int], None]
 ) -> Iterator[tuple[Job, EngineRollout]]:
-    """Run the jobs in order; an engine lives as long as consecutive jobs use its layout, a warm-up is discarded."""
-    engine: StaticEngine | None = None
+    """Run the jobs in order; an engine lives as long as consecutive jobs share it, warm-ups are discarded."""
+    engine, name = None, ""
     try:
         for job in jobs:
-            sequences = len(job.prompts)
-            if engine is None or engine.layout != job.layout:
+            if job.engine != name:
                 if engine is not None:
                     engine.stop()
-                longest = max(len(p) for p in job.prompts) + job.experiment.max_response_tokens + 8
-                budget = longest * sequences // job.experiment.cluster.world if device == "cpu" else None
-                engine = StaticEngine.of(model_path, job.layout, device, sequences=sequences, kv_tokens_per_rank=budget)
-                engine.start()
+                engine, name = start(job, model_path, device), job.engine
+            if isinstance(engine, LiveArms):
+                engine.choose(job.arm, job.seed)
             response = job.trace.response_tokens.tolist()
             yield job, engine.rollout(job.prompts, response, job.seed, lambda done, of, j=job: progress(j, done, of))
     finally:
         if engine is not None:
             engine.stop()
+
+
+def start(job: Job, model_path: str, device: str) -> StaticEngine | LiveArms:
+    """The engine of a job, running. On a CPU every rank gets room for its share of the greatest rollout."""
+    sequences, experiment = len(job.prompts), job.experiment
+    sizes: dict = {"sequences": sequences}
+    if device == "cpu":
+        longest = max(map(len, job.prompts)) + experiment.max_response_tokens + 8
+        sizes["kv_tokens_per_rank"] = longest * -(-sequences // experiment.cluster.world)
+    if job.engine == "adaptive":
+        engine = LiveArms(experiment, model_path, device, sizes)
+    else:
+        engine = StaticEngine.of(model_path, Layout.parse(job.arm.removeprefix("static-")), device, **sizes)
+    engine.start()
+    return engine
 
 
 def summarise(job: Job, rollout: EngineRollout) -> RolloutSummary:
@@ -72,7 +93,7 @@ def summarise(job: Job, rollout: EngineRollout) -> RolloutSummary:
         batch=len(job.prompts),
         host_term="real",
         seed=job.seed,
-        layouts=[(0.0, str(job.layout))],
+        layouts=layouts_of(rollout.steps, job.experiment.cluster.world),
         rollout_s=rollout.seconds,
         prompt_tokens=sum(map(len, job.prompts)),
         response_tokens=response,
@@ -80,8 +101,17 @@ def summarise(job: Job, rollout: EngineRollout) -> RolloutSummary:
         decode_p50_ms=p50,
         decode_p90_ms=p90,
         decode_p99_ms=p99,
+        switches=[switch.as_row() for switch in rollout.switches],
         trace_sha256=job.trace.sha256,
     )
+
+
+def layouts_of(steps: pd.DataFrame, world: int) -> list[tuple[float, str]]:
+    """(start of its first step, layout) of each layout that the steps ran in, in order."""
+    ordered = (steps.time_s - steps.latency_s).sort_values()
+    tps = steps.tp[ordered.index].to_numpy()
+    first = np.flatnonzero(np.r_[True, tps[1:] != tps[:-1]])
+    return [(float(ordered.iloc[i]), str(Layout.of(int(tps[i]), world))) for i in first]
 
 
 def step_rows(steps: pd.DataFrame) -> pd.DataFrame:

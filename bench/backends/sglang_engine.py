@@ -42,11 +42,13 @@ class EngineRollout:
     seconds      from the first request's submission to the last one's answer
     output_ids   response tokens of each sequence, in the order of the prompts
     steps        one row a scheduler step, see :func:`pat.sglang.step_log.read_steps`; time_s from the submission
+    switches     switches of the layout during it, each a :class:`pat.sglang.record.SwitchRecord`
     """
 
     seconds: float
     output_ids: list[list[int]]
     steps: pd.DataFrame
+    switches: tuple = ()
 
 
 class StaticEngine:
@@ -91,22 +93,28 @@ class StaticEngine:
         try:
             logging.getLogger("sglang.srt.entrypoints.engine").addFilter(not_of_sigquit)
             with warnings.catch_warnings(action="ignore"):
-                import sglang
-
-                self.engine = sglang.Engine(**self.arguments, custom_sigquit_handler=fail_launch)
+                self.engine = self._launch()
             atexit.unregister(self.engine.shutdown)  # it kills every child of this process, also those not its own
             atexit.register(self.stop)
             manager = self.engine.tokenizer_manager
             manager.signal_handler_class = lambda manager: Signals(self)
             self.max_tokens = min(manager.model_config.context_len, self.arguments.get("max_total_tokens", 1 << 60))
             self.processes = [process for process in child_processes() if process not in before]
-            self.rollout([[5 + i, 6, 7, 8] for i in range(2 * self.layout.dp)], [6] * (2 * self.layout.dp))
+            self._warm_up()
         except BaseException as error:
             self.processes = [process for process in child_processes() if process not in before]
             self.stop()
             if isinstance(error, (EngineError, KeyboardInterrupt)):
                 raise
             raise EngineError(f"the engine {self.layout} did not start: {error!r}; see the messages above") from error
+
+    def _launch(self):
+        import sglang
+
+        return sglang.Engine(**self.arguments, custom_sigquit_handler=fail_launch)
+
+    def _warm_up(self) -> None:
+        self.rollout([[5 + i, 6, 7, 8] for i in range(2 * self.layout.dp)], [6] * (2 * self.layout.dp))
 
     def stop(self) -> None:
         """End the engine's processes and restore the environment; harmless when called again."""

@@ -14,7 +14,7 @@ from pat.layout import Layout
 WORTH_PERCENT = 0.5
 """Oracle gains below this are not worth a ratio."""
 
-ARM_ORDER = ("pat-paper", "restart", "pat-planned", "pat-live", "oracle")
+ARM_ORDER = ("pat-paper", "restart", "pat-planned", "pat-live", "pat-forced", "oracle")
 
 
 def arm_order(arm: str) -> tuple:
