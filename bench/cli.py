@@ -60,6 +60,20 @@ def gen(
 
 
 @app.command()
+def switch(
+    model: Annotated[str, typer.Option(help="Preset of bench/tiny_models.py.")] = "llama-0.1b",
+    rounds: Annotated[int, typer.Option(min=1, help="Rollouts, of five switches each.")] = 4,
+    out: Out = Path("results"),
+) -> None:
+    """What a change of layout costs on real SGLang here, beside a restart. Writes OUT/switch.md."""
+    from bench.report.switch import render_switch
+    from bench.switch import run
+
+    run(model, rounds, out)
+    print(render_switch(out))
+
+
+@app.command()
 def report(
     out: Out = Path("results"),
     check: Annotated[bool, typer.Option("--check", help="Fail where the report lacks a section.")] = False,
