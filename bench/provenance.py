@@ -16,9 +16,17 @@ PACKAGES = ("sglang", "torch", "verl", "transformers", "aiconfigurator-core", "n
 
 
 def command() -> str:
-    """The command line, as it can be typed from the project's root."""
-    arguments = [str(Path(a).relative_to(ROOT)) if a.startswith(str(ROOT)) else a for a in sys.argv[1:]]
-    return shlex.join(["python", "-m", "bench", *arguments])
+    """The command line, as it can be typed from the project's root; see :func:`shown` for paths outside it."""
+    return shlex.join(["python", "-m", "bench", *map(shown, sys.argv[1:])])
+
+
+def shown(argument: str) -> str:
+    """An argument without this machine's folders: a path in the project from its root, of others the last part."""
+    option, equals, value = argument.partition("=") if argument.startswith("-") else ("", "", argument)
+    path = Path(value)
+    if path.is_absolute():
+        value = str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else path.name
+    return option + equals + value
 
 
 @cache

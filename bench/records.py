@@ -66,7 +66,7 @@ class RecordStore:
     def read(self) -> dict[tuple, RolloutSummary]:
         """Every finished rollout by key. A line that is cut or spoilt is left out with a warning: it runs again."""
         found = {}
-        lines = self.path.read_text().splitlines() if self.path.is_file() else []
+        lines = self.path.read_bytes().splitlines() if self.path.is_file() else []
         for number, line in enumerate(lines, start=1):
             try:
                 record = RolloutSummary.model_validate_json(line)
@@ -104,7 +104,12 @@ class RecordStore:
         partial.replace(self.made_path)
 
     def read_made(self) -> dict:
-        return json.loads(self.made_path.read_text()) if self.made_path.is_file() else {}
+        """What :meth:`write_made` wrote; empty, with a warning, where the file is spoilt."""
+        try:
+            return json.loads(self.made_path.read_text()) if self.made_path.is_file() else {}
+        except ValueError:
+            log.warning("%s is spoilt and counts as missing", self.made_path)
+            return {}
 
     def steps_path(self, record: RolloutSummary) -> Path:
         return self.steps_folder / f"{record.arm}.{record.batch}.{record.host_term}.{record.seed}.parquet"
@@ -117,8 +122,13 @@ class RecordStore:
         partial.replace(path)
 
     def read_steps(self, record: RolloutSummary) -> pd.DataFrame | None:
+        """The steps of a rollout; None where none are kept and, with a warning, where the file is spoilt."""
         path = self.steps_path(record)
-        return pd.read_parquet(path) if path.is_file() else None
+        try:
+            return pd.read_parquet(path) if path.is_file() else None
+        except (OSError, ValueError):
+            log.warning("%s is spoilt and counts as missing", path)
+            return None
 
 
 def frame_of(records: list[RolloutSummary]) -> pd.DataFrame:
@@ -138,6 +148,6 @@ def code_hash() -> str:
     files = [
         p for part in ("pat", "baselines", "bench/backends", "bench/profiles") for p in (ROOT / part).rglob("*.py")
     ]
-    files += [ROOT / "bench" / name for name in ("predicted.py", "measured.py", "machine.py")]
+    files += [ROOT / "bench" / name for name in ("predicted.py", "measured.py", "machine.py", "live_arms.py")]
     content = b"".join(p.read_bytes() for p in sorted(files))
     return hashlib.sha256(content).hexdigest()

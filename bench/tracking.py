@@ -18,6 +18,7 @@ from bench.workloads.trace import LengthTrace
 MAX_STEPS = 2000
 MAX_PREDICTED_STEPS = 200
 TRACKERS = ("wandb", "none")
+MODES = ("online", "offline", "shared", "disabled", "dryrun", "run")
 
 
 Logged = dict[str, tuple[pd.DataFrame, dict[str, float]]]
@@ -61,6 +62,8 @@ class WandbTracker:
 
         self.out.mkdir(parents=True, exist_ok=True)
         mode = os.environ.get("WANDB_MODE") or ("online" if os.environ.get("WANDB_API_KEY") else "offline")
+        if mode not in MODES:
+            raise UserError(f"WANDB_MODE={mode!r} is not known; known ones: {', '.join(MODES)}")
         settings = wandb.Settings(
             silent=True,
             console="off",
@@ -69,8 +72,15 @@ class WandbTracker:
             disable_git=True,
             disable_code=True,
             x_disable_meta=True,
+            host="hidden",
         )
-        self.run = wandb.init(project="pat", name=run, config=config, dir=self.out, mode=mode, settings=settings)
+        try:
+            self.run = wandb.init(project="pat", name=run, config=config, dir=self.out, mode=mode, settings=settings)
+        except wandb.errors.Error as error:  # its text may hold an address or a key
+            raise UserError(
+                f"--tracker wandb: cannot start ({type(error).__name__}); "
+                "check WANDB_API_KEY and the network, or set WANDB_MODE=offline, or use --tracker none"
+            ) from None
 
     def rollouts(self, logged: Logged) -> None:
         for row in merged(logged):

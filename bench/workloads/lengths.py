@@ -23,25 +23,38 @@ class LengthDistribution:
         return np.clip(np.round(self.quantile(probabilities)), 1, cap_tokens).astype(np.int64)
 
 
+def require(holds: bool, rule: str) -> None:
+    """ValueError that tells the rule a parameter breaks."""
+    if not holds:
+        raise ValueError(rule)
+
+
 def lognormal(mu: float, sigma: float) -> Quantile:
+    require(sigma >= 0, "sigma must be at least 0")
     return lambda p: np.exp(mu + sigma * norm.ppf(p))
 
 
 def pareto(smallest: float, alpha: float) -> Quantile:
     """Heavy tail: P(length > x) = (smallest / x) ** alpha."""
+    require(smallest >= 1, "smallest must be at least 1 token")
+    require(alpha > 0, "alpha must be above 0")
     return lambda p: smallest * (1 - p) ** (-1 / alpha)
 
 
 def uniform(low: float, high: float) -> Quantile:
+    require(1 <= low <= high, "low must be at least 1 token, and high at least low")
     return lambda p: low + (high - low) * p
 
 
 def constant(tokens: float) -> Quantile:
+    require(tokens >= 1, "tokens must be at least 1")
     return lambda p: np.full_like(p, tokens)
 
 
 def bimodal(short: float, long: float, long_share: float) -> Quantile:
     """``long_share`` of the responses at ``long`` tokens, the rest at ``short``."""
+    require(1 <= short <= long, "short must be at least 1 token, and long at least short")
+    require(0 <= long_share <= 1, "long_share must lie between 0 and 1")
     return lambda p: np.where(p < 1 - long_share, short, long)
 
 
@@ -55,7 +68,7 @@ FAMILIES: dict[str, tuple[Callable[..., Quantile], tuple[str, ...]]] = {
 
 
 def parse(text: str) -> LengthDistribution:
-    """``"lognormal:7.25,1.41"``; ValueError tells the known families and their parameters."""
+    """``"lognormal:7.25,1.41"``; ValueError tells the known families, or the parameter at fault."""
     family, _, arguments = text.partition(":")
     known = "; ".join(f"{name}:{','.join(parameters)}" for name, (_, parameters) in FAMILIES.items())
     if family not in FAMILIES:
@@ -65,6 +78,9 @@ def parse(text: str) -> LengthDistribution:
         values = [float(value) for value in arguments.split(",")]
     except ValueError:
         values = []
-    if len(values) != len(parameters):
-        raise ValueError(f"length distribution {text!r}: {family} takes {','.join(parameters)} as numbers")
-    return LengthDistribution(text, make(*values))
+    if len(values) != len(parameters) or not np.isfinite(values).all():
+        raise ValueError(f"length distribution {text!r}: {family} takes {','.join(parameters)} as finite numbers")
+    try:
+        return LengthDistribution(text, make(*values))
+    except ValueError as error:
+        raise ValueError(f"length distribution {text!r}: {error}") from None

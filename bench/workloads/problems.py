@@ -84,15 +84,23 @@ def file_records(path: Path) -> list:
     try:
         if path.suffix == ".parquet":
             return pd.read_parquet(path).to_dict("records")
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
         if path.suffix == ".jsonl":
-            return [json.loads(line) for line in text.splitlines() if line.strip()]
+            return [json_line(path, number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
         records = json.loads(text)
     except (OSError, ValueError) as error:
         raise UserError(f"dataset {path}: cannot be read as {path.suffix[1:]} ({error})") from None
     if not isinstance(records, list):
         raise UserError(f"dataset {path}: must be a list of records")
     return records
+
+
+def json_line(path: Path, number: int, line: str) -> object:
+    """A line of a JSONL file, or a UserError that names it."""
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError as error:
+        raise UserError(f"dataset {path}, line {number}: not JSON ({error.msg}); give one object a line") from None
 
 
 def hub_records() -> list[dict]:

@@ -33,12 +33,17 @@ def prompt_text(problem: Problem) -> str:
 
 
 def encode(problem: Problem, tokenizer, max_prompt_tokens: int) -> Prompt:
-    """With the tokenizer's chat template where it has one. A longer prompt keeps its last ``max_prompt_tokens``."""
+    """With the tokenizer's chat template where it has one. A longer prompt keeps its last ``max_prompt_tokens``.
+
+    A chat template writes the special tokens itself: if the tokenizer added its own, LLaMA-3's prompts would begin
+    twice.
+    """
     text = prompt_text(problem)
-    if getattr(tokenizer, "chat_template", None):
+    templated = bool(getattr(tokenizer, "chat_template", None))
+    if templated:
         messages = [{"role": "user", "content": text}]
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    ids = tokenizer(text, add_special_tokens=True)["input_ids"]
+    ids = tokenizer(text, add_special_tokens=not templated)["input_ids"]
     return Prompt(problem.problem_id, tuple(ids[-max_prompt_tokens:]))
 
 

@@ -18,6 +18,9 @@ FIELDS = {"prompt_id": str, "sample": int, "prompt_tokens": int, "response_token
 PROMPT_MU, PROMPT_SIGMA, PROMPT_RANGE = 4.9, 0.5, (16, 1024)
 """Synthetic prompts: log-normal around 134 tokens, clipped: about that of competition problems in a chat template."""
 
+MAX_TOKENS = 2**31 - 1
+"""The largest number a row may hold."""
+
 
 @dataclass(frozen=True, eq=False)
 class LengthTrace:
@@ -87,7 +90,7 @@ class LengthTrace:
 def read_trace(path: Path) -> LengthTrace:
     """A JSONL file of rows with exactly the fields of :class:`LengthTrace`; UserError names line and field."""
     try:
-        lines = Path(path).read_text().splitlines()
+        lines = Path(path).read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"trace {path}: cannot be read ({error}); give a JSONL file of length rows") from None
     rows = [check_row(path, number, line) for number, line in enumerate(lines, start=1) if line.strip()]
@@ -114,9 +117,11 @@ def check_row(path: Path, number: int, line: str) -> dict:
             raise UserError(f"trace {path}, line {number}: lacks the field {name!r}")
         if type(row[name]) is not kind:
             raise UserError(f"trace {path}, line {number}: {name} must be {kind.__name__}, not {row[name]!r}")
-    for name in ("prompt_tokens", "response_tokens"):
-        if row[name] < 1:
-            raise UserError(f"trace {path}, line {number}: {name} must be at least 1, not {row[name]}")
+    for name, least in (("sample", 0), ("prompt_tokens", 1), ("response_tokens", 1)):
+        if row[name] < least:
+            raise UserError(f"trace {path}, line {number}: {name} must be at least {least}, not {row[name]}")
+        if row[name] > MAX_TOKENS:
+            raise UserError(f"trace {path}, line {number}: {name} must be at most {MAX_TOKENS}, not {row[name]}")
     if unknown := set(row) - set(FIELDS):
         raise UserError(f"trace {path}, line {number}: unknown field {sorted(unknown)[0]!r}")
     return row
@@ -135,6 +140,8 @@ def synthetic_trace(
     Responses to one prompt are alike: a Gaussian copula gives the prompt ``prompt_share`` of the variance, so that
     each length alone still follows ``distribution`` exactly. The same seed gives the same trace.
     """
+    if not 0 <= prompt_share <= 1:
+        raise UserError(f"prompt_share must lie between 0 and 1, not {prompt_share}")
     rng = np.random.default_rng([seed, prompts, samples])
     shared, own = rng.standard_normal((prompts, 1)), rng.standard_normal((prompts, samples))
     score = np.sqrt(prompt_share) * shared + np.sqrt(1 - prompt_share) * own

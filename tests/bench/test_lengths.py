@@ -43,7 +43,21 @@ def test_the_fit_for_16k_meets_the_papers_shares():
 
 
 @pytest.mark.parametrize(
-    ("text", "words"), [("gamma:1,2", "lognormal"), ("lognormal:1", "mu,sigma"), ("uniform:a,b", "low,high")]
+    ("text", "words"),
+    [
+        ("gamma:1,2", "lognormal"),
+        ("lognormal:1", "mu,sigma"),
+        ("uniform:a,b", "low,high"),
+        ("lognormal:nan,1", "finite"),
+        ("lognormal:7,-1", "sigma"),
+        ("constant:inf", "finite"),
+        ("constant:0", "tokens"),
+        ("pareto:0,1", "smallest"),
+        ("pareto:9,0", "alpha"),
+        ("uniform:30,10", "high at least low"),
+        ("bimodal:1,9,1.5", "long_share"),
+        ("bimodal:9,1,0.5", "long at least short"),
+    ],
 )
 def test_errors_tell_what_is_known(text, words):
     with pytest.raises(ValueError, match=words):

@@ -11,6 +11,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from math_verify import parse, verify
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
 
 from bench.errors import UserError
 from bench.workloads.builtin import FAMILIES, builtin_problems
@@ -60,6 +62,16 @@ def test_a_bad_file(tmp_path, name, text, words):
         load_problems(str(tmp_path / name))
     with pytest.raises(UserError, match="no such file"):
         load_problems(str(tmp_path / "absent.json"))
+
+
+def test_a_bad_line_is_named_and_a_line_separator_inside_text_ends_no_line(tmp_path):
+    path = tmp_path / "p.jsonl"
+    good = json.dumps({"problem": "a\u2028b", "answer": "1"}, ensure_ascii=False) + "\n"
+    path.write_text(good, encoding="utf-8")
+    assert load_problems(str(path)) == [Problem("a\u2028b", "1")]
+    path.write_text(good + "{bad\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"p.jsonl, line 2: not JSON"):
+        load_problems(str(path))
 
 
 def test_records_without_answer_are_left_out_and_named(tmp_path, caplog):
@@ -130,6 +142,19 @@ def test_chosen_problems_are_distinct_and_reproducible():
     assert len({p.problem_id for p in picked}) == 40
     with pytest.raises(UserError, match="holds 512 problems, the batch needs 513"):
         chosen(problems, 513, 0)
+
+
+@pytest.mark.parametrize("template", [None, "{{ bos_token }} {{ messages[0]['content'] }}"])
+def test_a_prompt_begins_once(template):
+    """With LLaMA-3's habits: the tokenizer adds a beginning, and so does the chat template."""
+    words = Tokenizer(models.WordLevel({"[UNK]": 0, "<bos>": 1, "What": 2}, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    words.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 1)])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<bos>", unk_token="[UNK]")
+    tokenizer.chat_template = template
+    ids = encode(Problem("What", "1"), tokenizer, 100).token_ids
+    assert ids[:3] == (1, 2, 0)
+    assert ids.count(1) == 1
 
 
 class Letters:

@@ -57,6 +57,21 @@ def test_a_cut_line_is_left_out_with_a_warning_and_spoils_no_other(tmp_path, cap
     assert [r.seed for r in store.read().values()] == [0, 2]
 
 
+def test_spoilt_files_count_as_missing_with_a_warning(tmp_path, caplog):
+    store = RecordStore(tmp_path, "cell")
+    store.append([summary()])
+    store.path.write_bytes(b"\xff\xfe\n" + store.path.read_bytes())
+    store.write_made({})
+    store.made_path.write_text("{")
+    store.write_steps(summary(), pd.DataFrame({"batch": [1]}))
+    store.steps_path(summary()).write_bytes(b"junk")
+    with caplog.at_level(logging.WARNING):
+        assert list(store.read().values()) == [summary()]
+        assert store.read_made() == {}
+        assert store.read_steps(summary()) is None
+    assert len(caplog.records) == 3
+
+
 def test_tidy_gives_the_same_bytes_whatever_the_order(tmp_path):
     one, other = RecordStore(tmp_path / "a", "cell"), RecordStore(tmp_path / "b", "cell")
     records = [summary(arm, seed) for arm in ("oracle", "pat-paper") for seed in (0, 1)]

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import kstest, norm
 
@@ -30,6 +30,18 @@ def test_each_length_follows_the_distribution_whatever_prompts_share(share):
     assert kstest((np.log(lengths) - 7.25) / 1.41, norm.cdf).pvalue > 0.01
 
 
+@pytest.mark.parametrize("share", [-0.1, 1.5, float("nan")])
+def test_a_share_is_of_one(share):
+    with pytest.raises(UserError, match="prompt_share must lie between 0 and 1"):
+        synthetic_trace(LOGNORMAL, 2, 2, 100, 0, prompt_share=share)
+
+
+def test_a_line_separator_inside_text_ends_no_line(tmp_path):
+    path = tmp_path / "t.jsonl"
+    path.write_text(json.dumps(GOOD | {"prompt_id": "a\u2028b"}, ensure_ascii=False) + "\r\n", encoding="utf-8")
+    assert read_trace(path).prompt_id.tolist() == ["a\u2028b"]
+
+
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.9])
 def test_samples_of_a_prompt_correlate_by_its_share(share):
     logs = np.log(synthetic_trace(LOGNORMAL, 4000, 2, 1 << 40, 5, prompt_share=share).response_tokens).reshape(-1, 2)
@@ -46,6 +58,7 @@ def test_summary():
 ROWS = st.lists(st.tuples(st.text(min_size=1), *[st.integers(1, 10**6)] * 3), min_size=1, max_size=20)
 
 
+@settings(deadline=None)
 @given(ROWS)
 def test_what_is_written_is_read(tmp_path_factory, rows):
     trace = LengthTrace.of(*zip(*rows, strict=True), cap_tokens=1000)
@@ -63,6 +76,8 @@ GOOD = {"prompt_id": "p", "sample": 0, "prompt_tokens": 3, "response_tokens": 4,
     [
         ({"response_tokens": 0}, "line 2: response_tokens must be at least 1"),
         ({"response_tokens": "4"}, "line 2: response_tokens must be int"),
+        ({"response_tokens": 10**30}, "line 2: response_tokens must be at most 2147483647"),
+        ({"sample": -1}, "line 2: sample must be at least 0"),
         ({"truncated": 1}, "line 2: truncated must be bool"),
         ({"colour": 1}, "line 2: unknown field 'colour'"),
     ],

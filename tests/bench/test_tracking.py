@@ -1,6 +1,7 @@
 """Tracking: names that VeRL's users know, few rows, nothing secret."""
 
 import os
+import socket
 import subprocess
 import sys
 
@@ -70,8 +71,27 @@ def test_wandb_offline_keeps_the_metrics_and_no_key(tmp_path):
     files = [p for p in tmp_path.rglob("*") if p.is_file()]
     assert all(secret.encode() not in p.read_bytes() for p in files)
     content = next(p for p in files if p.suffix == ".wandb").read_bytes()
+    host = socket.gethostname().encode()
+    assert b"j\x06hidden" in content  # the run's host: its protobuf tag, length and text
+    assert b"j" + bytes([len(host)]) + host not in content
     for name in (b"static/step/latency_ms", b"static/step/active_sequences", b"static/timing_s/gen"):
         assert name in content
+
+
+def test_wandb_that_cannot_start_is_one_error_without_its_text(tmp_path, monkeypatch):
+    import wandb
+
+    def refuse(**_):
+        raise wandb.errors.CommError("key 123 refused")
+
+    monkeypatch.setattr(wandb, "init", refuse)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    with pytest.raises(UserError, match="--tracker none") as caught:
+        make_tracker("wandb", tmp_path).start("run", {})
+    assert "123" not in str(caught.value)
+    monkeypatch.setenv("WANDB_MODE", "bogus")
+    with pytest.raises(UserError, match="WANDB_MODE='bogus'"):
+        make_tracker("wandb", tmp_path).start("run", {})
 
 
 def test_unknown_trackers_are_refused(tmp_path):
