@@ -67,9 +67,12 @@ def run(options: Options) -> None:
         console.print(line)
     predicted = [e for e in experiments if e.tier == "predicted"]
     measured = [e for e in experiments if e.tier == "measured"]
-    with progress_bar() as progress:
-        run_predicted(predicted, workload, options, tracker, progress)
-        run_measured(measured, workload, options, tracker, progress)
+    try:
+        with progress_bar() as progress:
+            run_predicted(predicted, workload, options, tracker, progress)
+            run_measured(measured, workload, options, tracker, progress)
+    finally:
+        tracker.finish()
     path = render(options.out)
     console.print(f"report: {path}")
 
@@ -86,9 +89,18 @@ def adjusted(experiment: Experiment, options: Options) -> Experiment:
             raise UserError(f"experiment {experiment.name} has no step profile to predict from; leave --tier out")
         changes["tier"] = options.tier
     if options.trace is not None:
-        changes["batches"] = (len(read_trace(options.trace)),)
-        changes["samples_per_prompt"] = 1
+        trace = read_trace(options.trace)
+        changes["batches"] = (len(trace),)
+        changes["samples_per_prompt"] = len(trace) // len(set(trace.prompt_id)) if grouped(trace) else 1
     return experiment.model_copy(update=changes)
+
+
+def grouped(trace: LengthTrace) -> bool:
+    """Whether every prompt has as many responses as any other, and they stand together."""
+    ids = trace.prompt_id
+    samples = len(trace) // len(set(ids))
+    starts = ids[::samples]
+    return len(trace) % samples == 0 and len(set(starts)) == len(starts) and all(ids == starts.repeat(samples))
 
 
 def check_trace(experiment: Experiment, trace: LengthTrace | None) -> None:

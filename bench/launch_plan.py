@@ -60,11 +60,12 @@ class LayoutPlan:
 
 def rank_weight_bytes(shape: ModelShape, tp: int) -> int:
     """Weights of one rank: projections, MLP and vocabulary divided by tp, KV heads replicated where tp exceeds them,
-    norms whole. At tp=1 it is ``shape.weight_bytes``."""
+    norms and biases whole. At tp=1 it is ``shape.weight_bytes``."""
     vocabulary = -(-shape.vocab // tp) * shape.hidden * (1 if shape.tied_embeddings else 2)
     query_output = 2 * shape.hidden * shape.heads * shape.head_dim // tp
     key_value = 2 * shape.hidden * shape.kv_heads_per_rank(tp) * shape.head_dim
-    layer = query_output + key_value + shape.mlp_params // tp + 2 * shape.hidden
+    small = shape.attention_params - 2 * shape.hidden * shape.head_dim * (shape.heads + shape.kv_heads)
+    layer = query_output + key_value + small + shape.mlp_params // tp + 2 * shape.hidden
     return (vocabulary + shape.layers * layer + shape.hidden) * shape.dtype_bytes
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from baselines.limit import physical_limit_s
 from baselines.oracle import Clairvoyant
 from bench.backends.simulated.rollout import Rollout, simulate
+from bench.errors import UserError
 from bench.experiment import Experiment
 from bench.machine import Machine, machine_of
 from bench.records import RolloutSummary
@@ -108,6 +109,8 @@ def summarise(
     segments = rollout.segments
     decode = segments["kind"] == "decode"
     steps = segments["steps"][decode]
+    if not len(steps):
+        raise UserError(f"experiment {cell.experiment.name}: every response has one token; give longer lengths")
     p50, p90, p99 = weighted_percentiles(1e3 * segments["seconds"][decode] / steps, steps, (50, 90, 99))
     response = int(trace.response_tokens.sum())
     tp = segments["tp"]

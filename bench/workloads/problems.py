@@ -37,7 +37,7 @@ def load_problems(source: str) -> list[Problem]:
     Records whose answer is null or empty, which DeepScaleR has too, are left out with a warning.
     """
     if source == "builtin":
-        records, name = builtin_problems(count=512, seed=0), "builtin"
+        records, name = builtin_problems(count=2048, seed=0), "builtin"
     elif source == "hub":
         records, name = hub_records(), HUB_DATASET
     else:

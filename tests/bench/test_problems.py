@@ -140,8 +140,8 @@ def test_chosen_problems_are_distinct_and_reproducible():
     picked = chosen(problems, 40, 3)
     assert picked == chosen(problems, 40, 3) != chosen(problems, 40, 4)
     assert len({p.problem_id for p in picked}) == 40
-    with pytest.raises(UserError, match="holds 512 problems, the batch needs 513"):
-        chosen(problems, 513, 0)
+    with pytest.raises(UserError, match="holds 2048 problems, the batch needs 2049"):
+        chosen(problems, 2049, 0)
 
 
 @pytest.mark.parametrize("template", [None, "{{ bos_token }} {{ messages[0]['content'] }}"])
