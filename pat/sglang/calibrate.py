@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from pat.sglang.engine import AdaptiveEngine
 
 SMALLEST_S = 1e-9
+RESPONSE_TOKENS = 256
+"""Of a response that two switches interrupt. SGLang sets KV room aside for it: a longer one could have to wait."""
 
 
 def fit_line(at: np.ndarray, values: np.ndarray) -> tuple[float, float]:
@@ -55,7 +57,7 @@ async def measure_costs(
 ) -> KvCosts:
     """Measured rates for switches between the engine's lowest and highest layout; its switches are real.
 
-    ``sequences`` of each of ``prompt_tokens`` must fit the KV pools together. Run it in the engine's loop, on an idle
+    ``sequences`` of each of ``prompt_tokens`` and 256 more must fit the KV pools together. Run it in the engine's loop, on an idle
     engine; the layout is the lowest afterwards. Sets nothing: assign the result to ``engine.costs``.
     """
     low, high = engine.settings.layouts[0], engine.settings.layouts[-1]
@@ -87,8 +89,9 @@ async def _go(engine: AdaptiveEngine, layout: Layout) -> None:
 
 
 async def _run(engine: AdaptiveEngine, prompt: list[int], begun: asyncio.Event) -> None:
-    """A long response, until it is aborted; ``begun`` is set at its second token."""
-    async for chunk in await engine.async_generate(input_ids=prompt, sampling_params=_sampling(4096), stream=True):
+    """A response, until it is aborted; ``begun`` is set at its second token."""
+    sampling = _sampling(RESPONSE_TOKENS)
+    async for chunk in await engine.async_generate(input_ids=prompt, sampling_params=sampling, stream=True):
         if len(chunk["output_ids"]) > 1:
             begun.set()
 
