@@ -37,7 +37,7 @@ class Cluster(Strict):
 class Experiment(Strict):
     """One comparison: every arm runs the same traces, one for each batch and seed."""
 
-    name: str
+    name: Annotated[str, Field(pattern=r"^[\w.-]+$")]
     tier: Literal["predicted", "measured"]
     model: str
     cluster: Cluster
@@ -48,7 +48,7 @@ class Experiment(Strict):
     samples_per_prompt: Annotated[int, Field(ge=1)] = 8
     lengths: str
     prompt_share: Annotated[float, Field(ge=0, le=1)] = 0.5
-    seeds: Annotated[tuple[int, ...], Field(min_length=1)] = (0, 1, 2)
+    seeds: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] = (0, 1, 2)
     tps: Annotated[tuple[int, ...], Field(min_length=1)] = (1, 2, 4, 8)
     verl_default_tp: int = 2
     host_terms: tuple[str, ...] = ("paper-era", "sglang-0.5")
@@ -98,9 +98,9 @@ def load_experiment(name: str) -> Experiment:
     if not path.is_file():
         raise UserError(f"experiment {name!r} does not exist; known ones: {', '.join(known_experiments())}")
     try:
-        content = yaml.safe_load(path.read_text())
-    except yaml.YAMLError as error:
-        raise UserError(f"{path}: not valid YAML: {error}") from None
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
         raise UserError(f"{path}: an experiment is a mapping of fields, see bench/experiments for examples")
     try:

@@ -55,6 +55,8 @@ class Workload:
 def run(options: Options) -> None:
     """All of it. UserError for bad input, before anything runs."""
     experiments = [adjusted(load_experiment(name), options) for name in options.experiments or known_experiments()]
+    if options.out.exists() and not options.out.is_dir():
+        raise UserError(f"--out {options.out}: is not a folder; give one, or a name that is free")
     tracker = make_tracker(options.tracker, options.out)
     workload = Workload.of(options)
     for experiment in experiments:
@@ -104,12 +106,14 @@ def grouped(trace: LengthTrace) -> bool:
 
 
 def check_trace(experiment: Experiment, trace: LengthTrace | None) -> None:
-    """UserError where the trace to replay has responses beyond the experiment's cap."""
-    if trace is not None and (longest := int(trace.response_tokens.max())) > experiment.max_response_tokens:
-        raise UserError(
-            f"--trace: a response of {longest} tokens exceeds max_response_tokens "
-            f"{experiment.max_response_tokens} of {experiment.name}; choose an experiment with a higher cap"
-        )
+    """UserError where the trace to replay has prompts or responses beyond the experiment's caps."""
+    for part in ("prompt", "response") if trace is not None else ():
+        longest, cap = int(getattr(trace, f"{part}_tokens").max()), getattr(experiment, f"max_{part}_tokens")
+        if longest > cap:
+            raise UserError(
+                f"--trace: a {part} of {longest} tokens exceeds max_{part}_tokens {cap} of {experiment.name}; "
+                "choose an experiment with a higher cap"
+            )
 
 
 def progress_bar() -> Progress:

@@ -10,6 +10,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 import numpy as np
 import pandas as pd
 
+from bench.errors import UserError
 from bench.experiment import Experiment
 from bench.machine import machine_of
 from bench.predicted import Cell, run_cell, trace_of
@@ -86,6 +87,8 @@ def cell_trace(cell: Cell, workload) -> LengthTrace:
     """The trace of a cell: replayed where one is given, else synthetic; with the dataset's prompts where asked."""
     experiment = cell.experiment
     trace = workload.trace or trace_of(experiment, cell.batch, cell.seed)
+    if trace.response_tokens.max() < 2:
+        raise UserError(f"experiment {experiment.name}: no response has a second token to decode; give longer lengths")
     if workload.problems is None:
         return trace
     samples = experiment.samples_per_prompt

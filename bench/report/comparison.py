@@ -65,9 +65,9 @@ class Comparison:
         return {name: times for name, times in self.rollout_s.items() if name.startswith("static-")}
 
     @property
-    def best_static(self) -> str:
-        """The static arm with the least mean rollout time over the seeds."""
-        return min(self.statics, key=lambda name: self.statics[name].mean())
+    def best_static(self) -> str | None:
+        """The static arm with the least mean rollout time over the seeds; None where no static arm ran."""
+        return min(self.statics, key=lambda name: self.statics[name].mean(), default=None)
 
     @property
     def verl_default(self) -> str:
@@ -76,7 +76,7 @@ class Comparison:
     def throughput(self, arm: str) -> Interval | None:
         return interval(self.tokens_per_s[arm]) if arm in self.tokens_per_s else None
 
-    def gain(self, arm: str, base: str) -> Interval | None:
+    def gain(self, arm: str | None, base: str | None) -> Interval | None:
         """Percent by which ``arm`` is faster than ``base``, seed by seed; None where either did not run."""
         if arm not in self.rollout_s or base not in self.rollout_s:
             return None

@@ -76,7 +76,7 @@ def gain_rows(comparisons: list[Comparison]) -> list[dict[str, str]]:
             "cell": name_of(c),
             "batch": str(c.batch),
             "host term": c.host_term,
-            "best static": best.removeprefix("static-"),
+            "best static": best.removeprefix("static-") if best else NONE,
             "best static vs VeRL": percent(c.gain(best, c.verl_default)),
         }
         for arm, label in (("pat-paper", "PAT (paper)"), ("pat-planned", "PAT (planned)")):
@@ -115,7 +115,7 @@ def measured_rows(frame: pd.DataFrame) -> list[dict[str, str]]:
         for arm, runs in sorted(group.groupby("arm"), key=lambda pair: arm_order(pair[0])):
             base = group[group.arm == best].set_index("seed").rollout_s if best else None
             paired = runs.set_index("seed").rollout_s
-            gain = interval(100 * (base / paired - 1).dropna()) if best and arm != best else None
+            gains = 100 * (base / paired - 1).dropna() if best and arm != best else []
             rows.append(
                 {
                     "experiment": experiment,
@@ -124,7 +124,7 @@ def measured_rows(frame: pd.DataFrame) -> list[dict[str, str]]:
                     "rollouts": str(len(runs)),
                     "rollout, s": text(interval(runs.rollout_s), 2),
                     "tokens/s": text(interval(runs.tokens_per_s), 1),
-                    "vs best static": percent(gain),
+                    "vs best static": percent(interval(gains) if len(gains) else None),
                     "decode step p50, ms": text(interval(runs.decode_p50_ms), 1),
                     "p90, ms": text(interval(runs.decode_p90_ms), 1),
                     "p99, ms": text(interval(runs.decode_p99_ms), 1),
