@@ -54,6 +54,8 @@ def test_layouts_stay_inside_a_node():
         ({"arms": ["static", "magic"]}, "arms.1"),
         ({"cluster": {"gpu": "a40", "gpus_per_node": 0}}, "cluster.gpus_per_node"),
         ({"seeds": ["x"]}, "seeds.0"),
+        ({"seeds": [-1]}, "seeds.0"),
+        ({"name": "../elsewhere"}, "name: String should match"),
     ],
 )
 def test_a_mistake_names_its_field(tmp_path, changes, words):
@@ -93,8 +95,9 @@ def test_a_tp_that_does_not_divide_the_heads(tmp_path):
 def test_missing_files_and_models(tmp_path):
     with pytest.raises(UserError, match="known ones: a40x16-llama-16k"):
         load_experiment("h100x9")
-    (tmp_path / "bad.yaml").write_text("[")
-    with pytest.raises(UserError, match="not valid YAML"):
-        load_experiment(str(tmp_path / "bad.yaml"))
+    for content in (b"a: [1\nb: }", b"\xff\xfe\x00"):
+        (tmp_path / "bad.yaml").write_bytes(content)
+        with pytest.raises(UserError, match=r"bad.yaml: not valid YAML: [^\n]*$"):
+            load_experiment(str(tmp_path / "bad.yaml"))
     with pytest.raises(UserError, match="give --model"):
         model_of(load_experiment(written(tmp_path, model="Mystery-7B")), None)

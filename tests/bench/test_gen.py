@@ -14,7 +14,7 @@ from bench.experiment import FOLDER, known_experiments
 from bench.records import RecordStore
 from bench.report.gen import SECTIONS, check_sections
 from bench.stats import interval
-from bench.workloads.trace import read_trace
+from bench.workloads.trace import LengthTrace, read_trace
 
 CELL = yaml.safe_load((FOLDER / "h100x8-llama-24k.yaml").read_text()) | {
     "batches": [16],
@@ -133,6 +133,9 @@ def test_prompts_of_a_dataset(cell, tmp_path, monkeypatch):
         (["gen", "cpu-llama", "--tier", "predicted"], "no step profile to predict from"),
         (["report", "--out", "{out}/nothing"], "no records there"),
         (["gen", "--colour"], "--colour"),
+        (["gen", "{cell}", "--trace", "{long}"], "a prompt of 5000 tokens exceeds max_prompt_tokens 1024"),
+        (["gen", "{cell}", "--trace", "{short}"], "no response has a second token"),
+        (["gen", "{cell}", "--out", "{cell}"], "is not a folder"),
     ],
 )
 def test_a_mistake_is_one_error_and_loses_nothing(cell, tmp_path, monkeypatch, capfd, arguments, words):
@@ -140,7 +143,12 @@ def test_a_mistake_is_one_error_and_loses_nothing(cell, tmp_path, monkeypatch, c
     assert run(monkeypatch, "gen", cell, "--tracker", "none", "--out", out, "--seeds", 1) == 0
     before = {p: p.read_bytes() for p in out.rglob("*") if p.is_file()}
     capfd.readouterr()
-    arguments = [a.format(cell=cell, out=tmp_path) for a in arguments]
+    long, short = tmp_path / "long.jsonl", tmp_path / "short.jsonl"
+    LengthTrace.of(["p"], [0], [5000], [9], 2048).write(long)
+    LengthTrace.of(["p"], [0], [9], [1], 2048).write(short)
+    arguments = [a.format(cell=cell, out=tmp_path, long=long, short=short) for a in arguments]
+    if arguments[0] == "gen" and "--out" not in arguments:
+        arguments += ["--out", str(out)]
     assert run(monkeypatch, *arguments) == 2
     captured = capfd.readouterr()
     assert words in captured.err

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
+from bench.experiment import known_experiments, load_experiment
 from bench.machine import paper_numbers
 from bench.workloads.lengths import parse
 
@@ -28,18 +29,29 @@ def test_tokens_are_whole_and_between_one_and_the_cap():
     assert (tokens.min(), tokens.max()) == (1, 50)
 
 
-def test_the_fit_for_16k_meets_the_papers_shares():
-    """P(length > 8192) = 1 - Phi((ln 8192 - mu) / sigma): the share over 8K of the paper, and about 2.2% at the cap."""
+@pytest.mark.parametrize("cap", [16384, 24576])
+def test_the_fits_meet_the_papers_shares(cap):
+    """P(length > t) = Phi((mu - ln t) / sigma): the paper's share over 8K, and about 2.2% at the cap."""
     lengths = paper_numbers()["lengths"]
-    fit = lengths["synthetic_fit"]["cap_16384"]
-    quantile = parse(f"lognormal:{fit['mu']},{fit['sigma']}").quantile
+    fit = lengths["synthetic_fit"][f"cap_{cap}"]
+    over_8k, at_cap = norm.cdf((fit["mu"] - np.log([8192, cap])) / fit["sigma"])
+    assert over_8k == pytest.approx(lengths["share_over_8k"]["value"], abs=0.003)
+    assert at_cap == pytest.approx(0.022, abs=0.001)
+    found = parse(f"lognormal:{fit['mu']},{fit['sigma']}").tokens(1 - np.array([0.5, over_8k, at_cap]), 1 << 40)
+    assert found == pytest.approx([np.exp(fit["mu"]), 8192, cap], abs=1)
+    assert np.exp(fit["mu"]) == pytest.approx(fit["median"], rel=0.02)
 
-    def over(tokens):
-        return 1 - np.interp(tokens, quantile(np.linspace(0.5, 0.9999, 200_000)), np.linspace(0.5, 0.9999, 200_000))
 
-    assert over(8192) == pytest.approx(lengths["share_over_8k"]["value"], abs=0.003)
-    assert over(16384) == pytest.approx(0.022, abs=0.002)
-    assert quantile(np.array([0.5]))[0] == pytest.approx(fit["median"], rel=0.02)
+@pytest.mark.parametrize("cap", [6144, 8192, 16384, 24576])
+def test_experiments_run_a_fit_of_the_paper(cap):
+    fits = {
+        f"lognormal:{f['mu']},{f['sigma']}"
+        for k, f in paper_numbers()["lengths"]["synthetic_fit"].items()
+        if k != "note"
+    }
+    names = [name for name in known_experiments() if name.endswith(f"-{cap // 1024}k")]
+    assert len(names) == 6
+    assert {load_experiment(name).lengths for name in names} <= fits
 
 
 @pytest.mark.parametrize(

@@ -131,8 +131,10 @@ def test_builtin_answers(index):
         answer = record["answer"]
         found = re.fullmatch(r"\\frac\{(-?\d+)\}\{(\d+)\}", str(answer))
         value = Fraction(int(found[1]), int(found[2])) if found else Fraction(answer)
-        assert value == solve(record["problem"]), record
-    assert verify(parse(f"${answer}$"), parse(f"So it is $\\boxed{{{answer}}}$."))
+        solved, boxed = solve(record["problem"]), parse(f"So it is $\\boxed{{{answer}}}$.")
+        assert value == solved, record
+        assert verify(parse(f"${solved}$"), boxed), record
+        assert not verify(parse(f"${solved + 1}$"), boxed), record
 
 
 def test_chosen_problems_are_distinct_and_reproducible():

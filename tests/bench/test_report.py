@@ -78,6 +78,20 @@ def test_an_arm_without_all_seeds_is_left_out():
     assert set(found.rollout_s) == {"static-TP2xDP4"}
 
 
+def test_without_static_arms_there_is_no_gain():
+    experiment = load_experiment("h100x8-llama-24k")
+    (found,) = Comparison.of(experiment, frame_of([summary("pat-planned", 0), summary("oracle", 0)]))
+    assert found.best_static is None
+    (row,) = gain_rows([found])
+    assert {row["best static"], row["PAT (planned) vs best static"], row["PAT (planned) of oracle's gain"]} == {"–"}
+    assert findings([found]) == []
+
+
+def test_arms_without_a_seed_in_common_have_no_gain():
+    records = [summary("static-TP2xDP1", 0), summary("static-TP1xDP2", 1, rollout_s=5.0)]
+    assert [row["vs best static"] for row in measured_rows(frame_of(records))] == ["–", "–"]
+
+
 def test_measured_rows_name_the_best_static():
     records = [
         summary(arm, seed, rollout_s=t, tokens_per_s=100 / t, tier="measured", host_term="real")
