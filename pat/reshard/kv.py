@@ -158,15 +158,25 @@ def plan_kv(
             used[placement.replica] += slots + room.page_tokens
             count[placement.replica] += 1
     placements = tuple(placed[i] for i in range(len(sequences)))
-    return KvPlan(placements, _migrate_s(placements, costs), _recompute_s(placements, new))
+    most_bytes = busiest_bytes(placements, sequences, old, new, kv_heads, head_bytes)
+    migrate_s = costs.exchange_s + costs.migrate_s(most_bytes) if most_bytes else 0.0
+    return KvPlan(placements, migrate_s, _recompute_s(placements, new))
 
 
-def _migrate_s(placements: tuple[Placement, ...], costs: KvCosts) -> float:
-    busy: dict[int, float] = {}
+def busiest_bytes(
+    placements: Items[Placement], sequences: Items[Sequence], old: Layout, new: Layout, kv_heads: int, head_bytes: int
+) -> int:
+    """The most KV bytes that any rank sends, or receives, in a whole migration; what it keeps counts as both."""
+    sent, received = [0] * old.world, [0] * new.world
     for placement in placements:
         if placement.how == "migrate":
-            busy[placement.replica] = busy.get(placement.replica, costs.exchange_s) + placement.migrate_s
-    return max(busy.values(), default=0.0)
+            sequence = sequences[placement.sequence]
+            for rank in new.groups()[placement.replica]:
+                for copy in head_copies(kv_heads, old, new, rank, sequence.replica):
+                    bytes_ = (sequence.tokens - placement.start) * copy.length * head_bytes
+                    sent[copy.source] += bytes_
+                    received[rank] += bytes_
+    return max(*sent, *received)
 
 
 def _recompute_s(placements: tuple[Placement, ...], new: Layout) -> float:

@@ -57,8 +57,8 @@ async def measure_costs(
 ) -> KvCosts:
     """Measured rates for switches between the engine's lowest and highest layout; its switches are real.
 
-    ``sequences`` of each of ``prompt_tokens`` and 256 more must fit the KV pools together. Run it in the engine's loop, on an idle
-    engine; the layout is the lowest afterwards. Sets nothing: assign the result to ``engine.costs``.
+    ``sequences`` of each of ``prompt_tokens`` and 256 more must fit the KV pools together. Run it in the engine's loop,
+    on an idle engine; the layout is the lowest afterwards. Sets nothing: assign the result to ``engine.costs``.
     """
     low, high = engine.settings.layouts[0], engine.settings.layouts[-1]
     fresh = itertools.count()

@@ -97,6 +97,15 @@ def test_heads_on_the_busiest_rank():
     assert busiest_heads(2, Layout(2, 2), Layout(4, 1), 0, 0) == 2  # replicated: one head to two ranks
 
 
+def test_the_busiest_rank_sets_the_time_of_a_migration():
+    up, down = (Layout(1, 2), Layout(2, 1)), (Layout(2, 1), Layout(1, 2))
+    two = [Sequence(0, 100), Sequence(1, 100)]
+    plan = plan_kv(two, *up, 8, 10, Room(1000, 8), COSTS, "migrate")
+    assert plan.migrate_s == pytest.approx(1e-3 + 100 * 8 * 10 / 1e9)  # each rank sends all heads of its own sequence
+    plan = plan_kv([Sequence(0, 100), Sequence(0, 100)], *down, 8, 10, Room(1000, 8), COSTS, "migrate")
+    assert plan.migrate_s == pytest.approx(1e-3 + 100 * 8 * 10 / 1e9)  # each sends its half of both, gets all of one
+
+
 def test_an_unknown_mode_is_refused():
     with pytest.raises(ValueError, match="none of auto, migrate, recompute"):
         plan_kv([], Layout(1, 2), Layout(2, 1), 4, 64, Room(1, 1), COSTS, "teleport")
