@@ -12,7 +12,8 @@ from pat.profile import StepProfile, TpGrid
 
 STEPS_PER_BATCH = 6
 FEWEST = 3
-"""Steps of a batch below which its median is not taken."""
+"""Steps of a batch below which it is left out."""
+QUARTILE = 0.25
 
 
 def falling_lengths(sequences: int) -> list[int]:
@@ -33,8 +34,7 @@ def falling_lengths(sequences: int) -> list[int]:
 def grid_of(tp: int, steps: pd.DataFrame, max_context_tokens: int) -> TpGrid:
     """The grid of one TP degree from logged steps (columns kind, batch, context_tokens, new_tokens, latency_s).
 
-    Each batch gets the median of its steps at each of two contexts or more, and a line through them by least squares
-    that does not fall; then no batch is faster than a smaller one. Prefill: a line over the new tokens. ValueError
+    Each batch gets a robust line over the context that does not fall; then no batch is faster than a smaller one. Prefill: a line over the new tokens. ValueError
     where there are no decode steps.
     """
     decode = steps[steps.kind == "decode"].assign(context=lambda d: d.context_tokens / d.batch)
@@ -57,16 +57,15 @@ def grid_of(tp: int, steps: pd.DataFrame, max_context_tokens: int) -> TpGrid:
 
 
 def line(x: np.ndarray, y: np.ndarray, at: np.ndarray, sloped: bool) -> np.ndarray:
-    """Robust line through (x, y) at ``at``: medians of the lower and the upper half of x; flat unless ``sloped`` and
-    rising."""
-    if not sloped:
-        return np.full(len(at), np.median(y))
+    """Robust line through (x, y) at ``at``, by the lower quartiles of the lower and the upper half of x; flat unless
+    ``sloped`` and rising. Quartiles, since other load on the machine only ever makes steps longer."""
     upper = x > np.median(x)
-    if not upper.any():
-        return np.full(len(at), np.median(y))
-    x1, x2, y1, y2 = np.median(x[~upper]), np.median(x[upper]), np.median(y[~upper]), np.median(y[upper])
+    if not sloped or not upper.any():
+        return np.full(len(at), np.quantile(y, QUARTILE))
+    x1, x2 = np.quantile(x[~upper], QUARTILE), np.quantile(x[upper], QUARTILE)
+    y1, y2 = np.quantile(y[~upper], QUARTILE), np.quantile(y[upper], QUARTILE)
     slope = max(0.0, (y2 - y1) / (x2 - x1))
-    centre = np.median(y) - slope * np.median(x)
+    centre = np.quantile(y, QUARTILE) - slope * np.quantile(x, QUARTILE)
     return np.maximum(centre + slope * at, 1e-6)
 
 
