@@ -34,8 +34,8 @@ def falling_lengths(sequences: int) -> list[int]:
 def grid_of(tp: int, steps: pd.DataFrame, max_context_tokens: int) -> TpGrid:
     """The grid of one TP degree from logged steps (columns kind, batch, context_tokens, new_tokens, latency_s).
 
-    Each batch gets a robust line over the context that does not fall; then no batch is faster than a smaller one. Prefill: a line over the new tokens. ValueError
-    where there are no decode steps.
+    Each batch gets a robust line over the context that does not fall; then no batch is faster than a smaller one.
+    Prefill: such a line over the new tokens. ValueError where there are no decode steps.
     """
     decode = steps[steps.kind == "decode"].assign(context=lambda d: d.context_tokens / d.batch)
     contexts = np.array([1, max_context_tokens])
