@@ -140,18 +140,18 @@ class StepProfile:
         table = pa.table(columns).replace_schema_metadata({"pat_profile": json.dumps(head, sort_keys=True)})
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(f".{os.getpid()}.partial")
-        pq.write_table(table, partial)
+        pq.write_table(table, partial, write_page_checksum=True)
         partial.replace(path)
 
     @classmethod
     def load(cls, path: Path) -> StepProfile:
         """Read what :meth:`save` wrote; ValueError names the file where it is not a step profile."""
         try:
-            table = pq.read_table(path)
+            table = pq.read_table(path, page_checksum_verification=True)
             head = json.loads(table.schema.metadata[b"pat_profile"])
-        except (OSError, pa.ArrowInvalid, KeyError, TypeError) as error:
+            column = {name: table[name].to_numpy() for name in ("kind", "tp", "batch", "tokens", "seconds")}
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(f"profile: {path} is not a step profile ({error}); make one anew") from None
-        column = {name: table[name].to_numpy() for name in table.column_names}
         decode, grids = column["kind"] == "decode", {}
         for tp, meta in ((int(k), v) for k, v in head["grids"].items()):
             points, prefill = np.flatnonzero((column["tp"] == tp) & decode), (column["tp"] == tp) & ~decode

@@ -30,7 +30,7 @@ from pat.model import ModelShape
 from pat.profile import StepProfile, TpGrid
 
 PACKAGE = "aiconfigurator-core"
-BUILDER = 2
+BUILDER = 4
 """Part of the cache key: raise it when this module would build another grid from the same tables."""
 SYSTEMS = {"h100_sxm": 3350e9, "h200_sxm": 4800e9, "a100_sxm": 2039e9, "l40s": 864e9}
 """GPUs taken from the package, with the peak memory bandwidth of each in bytes/s (its ``mem_bw``)."""

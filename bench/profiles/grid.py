@@ -6,10 +6,18 @@ from pat.model import ModelShape
 
 TPS = (1, 2, 4, 8)
 LARGEST_BATCH = 4096
-TILE_EDGES = (16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, *range(256, 32769, 256))
+TILE_EDGES = (16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 384, *range(512, 32769, 256))
 """Rows of a GEMM above which its measured time jumps: one more tile. The tables hold each edge and the row after."""
-CONTEXTS_TOKENS = (1, 2, 4, 8, 16, 32, *(quarter << i for i in range(4, 13) for quarter in (4, 5, 6, 7)), 32768)
-"""Mean contexts of decode steps: four an octave; kernels were measured at powers of two."""
+
+
+def octaves(first: int, end: int, parts: int) -> tuple[int, ...]:
+    """``parts`` evenly spaced integers in each octave from 2**first up to, without, 2**end."""
+    return tuple((parts + k) * 2**i // parts for i in range(first, end) for k in range(parts))
+
+
+CONTEXTS_TOKENS = (*octaves(0, 6, 1), *octaves(6, 10, 2), *octaves(10, 12, 4), *octaves(12, 15, 8), 32768)
+"""Mean contexts of decode steps. Kernels were measured at powers of two, each batch up to a context of its own; the
+package's answers bend where that ends, which takes eight knots an octave above 4096."""
 
 
 def tps_of(shape: ModelShape) -> tuple[int, ...]:
@@ -34,4 +42,4 @@ def grid_batches(largest_graph: int) -> tuple[int, ...]:
     return with_edges(graph_buckets(largest_graph), largest_graph + 1, LARGEST_BATCH)
 
 
-PREFILL_TOKENS = with_edges((), TILE_EDGES[0], TILE_EDGES[-1])
+PREFILL_TOKENS = with_edges((1, 2, 4, 8, 12), TILE_EDGES[0], TILE_EDGES[-1])

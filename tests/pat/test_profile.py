@@ -105,6 +105,24 @@ def test_a_file_that_is_no_profile_is_named(tmp_path, content):
         StepProfile.load(path)
 
 
+def test_no_damaged_byte_of_the_data_changes_a_time(tmp_path):
+    path, saved = tmp_path / "p.parquet", profile()
+    saved.save(path)
+    whole = path.read_bytes()
+    footer, found = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little"), 0
+    for at in range(4, footer, 3):  # Parquet has no checksum of its footer
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :])
+        try:
+            loaded = StepProfile.load(path)
+        except ValueError as error:
+            assert "is not a step profile" in str(error)  # noqa: PT017
+            found += 1
+        else:  # statistics, which nobody reads
+            assert all(np.array_equal(loaded.grids[tp].decode_s, saved.grids[tp].decode_s) for tp in saved.tps)
+            assert all(np.array_equal(loaded.grids[tp].prefill_s, saved.grids[tp].prefill_s) for tp in saved.tps)
+    assert found > 20
+
+
 def test_a_missing_tp_is_named():
     with pytest.raises(ValueError, match=r"no TP8, only \[1, 2\]"):
         profile().table(8, 4)
