@@ -78,7 +78,7 @@ def sentences(found: dict) -> list[str]:
             f"steps of the batch it interrupts ({step_ms:.0f} ms each)."
         )
     wire = sum(s["weight_wire_bytes"] for s in found["switches"])
-    created = sum(s["groups_created"] for s in found["switches"])
+    created = found["switches"][-1]["groups_created"] - found["switches"][0]["groups_created"]
     share = max(abs(s["unattributed_s"]) / s["total_s"] for s in found["switches"])
     lines.append(
         f"All switches together sent {wire} bytes of weights and created {created} communicators; at most "
@@ -141,17 +141,16 @@ def paper_rows(found: dict) -> list[dict[str, str]]:
 
 
 def seat_rows(found: dict) -> list[dict[str, str]]:
-    """Weights of each further seat on one rank: what it shares with the first, and what is its own."""
-    first_bytes = max(shared + own for shared, own in found["seats_bytes"].values()) if found["seats_bytes"] else 0
+    """Weights of each seat on one rank: what it shares with the first seat, and what it adds."""
+    first_bytes = max(own for _, own in found["seats_bytes"].values())
     return [
         {
             "seat": seat,
             "shared, MB": f"{shared / 1e6:.1f}",
             "own, MB": f"{own / 1e6:.1f}",
-            "own / weights of the seat": f"{100 * own / max(1, shared + own):.0f}%",
+            "own / weights of the first seat": f"{100 * own / first_bytes:.1f}%",
         }
         for seat, (shared, own) in found["seats_bytes"].items()
-        if first_bytes
     ]
 
 

@@ -27,6 +27,7 @@ class SwitchRecord:
     migrated, recomputed, queued   running requests by the way their KV took; queued: meant to migrate, found no room
     waiting          requests that had no KV
     predicted_migrate_s, predicted_recompute_s   of the migrated and of the other sequences
+    groups_created   communicators built since the start: no switch adds any
     placements       the choice for each sequence, with both predictions
     """
 

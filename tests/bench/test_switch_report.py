@@ -20,7 +20,7 @@ def record(old, new, kv_s) -> dict:
         "kv_wire_bytes": 3_000_000,
         "kv_local_bytes": 1_000_000,
         "weight_wire_bytes": 0,
-        "groups_created": 0,
+        "groups_created": 3,
     }
 
 
@@ -33,7 +33,7 @@ def found() -> dict:
         "sequences": 16,
         "prompt_tokens": 64,
         "switches": up + down,
-        "seats_bytes": {"TP2": [75_000_000, 25_000_000]},
+        "seats_bytes": {"TP1": [0, 400_000_000], "TP2": [175_000_000, 25_000_000]},
         "decode_step_ms": {"TP1": 100.0, "TP2": 50.0},
         "restart": {"stop_s": 1.0, "start_s": 7.0, "prefill_s": 2.0, "total_s": 10.0},
         "load_average": 0.1,
@@ -74,8 +74,8 @@ def test_rendering(found, tmp_path):
     (tmp_path / "raw").mkdir()
     (tmp_path / "raw" / "switch.json").write_text(json.dumps(found))
     text = render_switch(tmp_path).read_text()
-    assert "| TP2    | 75.0" in text
-    assert "25%" in text
+    (seat,) = (line for line in text.splitlines() if line.startswith("| TP2 "))
+    assert [cell.strip() for cell in seat.split("|")[1:-1]] == ["TP2", "175.0", "25.0", "6.2%"]
     assert (tmp_path / "plots" / "switch.svg").is_file()
 
 
