@@ -111,7 +111,8 @@ def paper_section(comparisons: list[Comparison], predicted: list[Recorded], out:
         "paper's switch overhead. *secondary*: read in descriptions of the paper, not checked against its full text. "
         "The host term is the scheduler's CPU time per decode step: `paper-era` fitted to a table of an engine of "
         "that time (other choices of its rows and parts give 0.2 to 1.3 ms + 0.045 to 0.07 ms a sequence, so agreement "
-        "with the paper is no proof of either), in series with the GPU; `sglang-0.5` as measured on SGLang 0.5.23, overlapped with it.",
+        "with the paper is no proof of either), in series with the GPU; `sglang-0.5` as measured on SGLang 0.5.23, "
+        "overlapped with it.",
         markdown(rows),
         traced("tokens_per_s, rollout_s of arms static-* and pat-paper"),
     ]
