@@ -40,9 +40,10 @@ def arms_of(experiment: Experiment) -> list[str]:
 
 
 def interleaved(seeds: Sequence[int], arms: Sequence[str]) -> list[tuple[int, str]]:
-    """Every (seed, arm): the order of the arms turns with each seed, so that drift of the machine cancels and the
-    engine of one seed's last arm serves the next seed's first."""
-    return [(seed, arm) for i, seed in enumerate(seeds) for arm in (arms if i % 2 == 0 else arms[::-1])]
+    """Every (seed, arm), two seeds at a time: the order of the arms turns with each pair, so that drift of the machine
+    cancels and the engine of one pair's last arm serves the next pair's first."""
+    pairs = [seeds[i : i + 2] for i in range(0, len(seeds), 2)]
+    return [(s, arm) for i, pair in enumerate(pairs) for arm in (arms if i % 2 == 0 else arms[::-1]) for s in pair]
 
 
 def run_jobs(

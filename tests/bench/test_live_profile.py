@@ -53,12 +53,12 @@ def test_falling_lengths_pass_every_level(sequences):
     assert counts.min() >= 6
 
 
-def test_arms_turn_with_every_seed():
+def test_arms_turn_with_every_pair_of_seeds():
     experiment = load_experiment("cpu-llama")
     arms = arms_of(experiment)
     assert arms == ["static-TP1xDP2", "static-TP2xDP1", "pat-live", "pat-forced"]
-    order = interleaved((0, 1), arms)
-    assert order == [(0, a) for a in arms] + [(1, a) for a in arms[::-1]]
+    order = interleaved((0, 1, 2), arms)
+    assert order == [(s, a) for a in arms for s in (0, 1)] + [(2, a) for a in arms[::-1]]
 
 
 def test_layouts_of_a_rollout_begin_with_its_steps():
