@@ -1,4 +1,4 @@
-"""Command line: ``python -m bench gen | report``."""
+"""Command line: ``python -m bench gen | profile | switch | report``."""
 
 from __future__ import annotations
 
@@ -52,11 +52,33 @@ def gen(
         bool, typer.Option("--dry-run", help="Print what would be launched, and launch nothing.")
     ] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Run finished arms again instead of keeping them.")] = False,
+    profile: Annotated[
+        Path | None, typer.Option(help="Step profile (`bench profile`) that measured PAT plans with; none: its own.")
+    ] = None,
+    force_profile: Annotated[
+        bool, typer.Option("--force-profile", help="Take --profile also from another model, machine or version.")
+    ] = False,
 ) -> None:
     """Rollouts: static layouts beside PAT. Writes raw records and OUT/gen.md; run again to resume."""
     from bench.gen import Options, run
 
-    run(Options(tuple(experiments or ()), seeds, dataset, trace, tier, model, tracker, out, dry_run, fresh))
+    chosen = tuple(experiments or ())
+    run(Options(chosen, seeds, dataset, trace, tier, model, tracker, out, dry_run, fresh, profile, force_profile))
+
+
+@app.command("profile")
+def profile_command(
+    model: Annotated[str, typer.Option(help="Preset of bench/tiny_models.py, or a model directory.")],
+    layouts: Annotated[str, typer.Option(help="Layouts of one world, with commas between.")] = "TP1xDP2,TP2xDP1",
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    sequences: Annotated[int, typer.Option(min=1, help="Of a whole rollout; replicas share them.")] = 32,
+    context: Annotated[int, typer.Option(min=16, help="The longest context, in tokens.")] = 288,
+    out: Annotated[Path | None, typer.Option(help="Parquet file; none: NAME.profile.parquet.")] = None,
+) -> None:
+    """Measure decode and prefill steps of real SGLang here, by TP, batch and context. For `bench gen --profile`."""
+    from bench.profile import run
+
+    print(run(model, layouts, device, sequences, context, out))
 
 
 @app.command()

@@ -35,6 +35,8 @@ class Options:
     out: Path = Path("results")
     dry_run: bool = False
     fresh: bool = False
+    profile: Path | None = None
+    force_profile: bool = False
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,6 +10,7 @@ from bench.backends.adaptive_engine import REPORT_STEPS, AdaptiveRollouts
 from bench.backends.sglang_engine import EngineRollout
 from bench.experiment import Experiment
 from bench.predicted import earlier_lengths
+from bench.profiles import stored
 from bench.profiles.live import measure
 from pat.layout import Layout
 from pat.lengths import LengthModel
@@ -17,6 +18,7 @@ from pat.links import Links
 from pat.model import ModelShape
 from pat.planner import Planner
 from pat.policy import AdaptivePolicy, LengthForesight
+from pat.profile import StepProfile
 from pat.switch_cost import SwitchModel, SwitchParts
 
 LIVE_ARMS = ("pat-live", "pat-forced")
@@ -25,10 +27,14 @@ COPY_BYTES_PER_S = 5e9
 
 
 class LiveArms:
-    """Started once for several rollouts: it first measures its own step profile and switches."""
+    """Started once for several rollouts: it first measures its own switches, and its step profile unless that is
+    ``given`` or cached."""
 
-    def __init__(self, experiment: Experiment, model_path: str, device: str, sizes: dict) -> None:
-        self.experiment, self.sizes = experiment, sizes
+    def __init__(
+        self, experiment: Experiment, model_path: str, device: str, sizes: dict, given: StepProfile | None = None
+    ) -> None:
+        self.experiment, self.sizes, self.given = experiment, sizes, given
+        self.model_path, self.device = Path(model_path), device
         self.shape = ModelShape.load(Path(model_path))
         self.engine = AdaptiveRollouts.over(model_path, experiment.layouts, device, **sizes)
         self.planner: Planner | None = None
@@ -60,21 +66,32 @@ class LiveArms:
 
     def _planner(self) -> Planner:
         experiment, engine = self.experiment, self.engine
-        longest = experiment.max_prompt_tokens + experiment.max_response_tokens
-        prompt = min(experiment.max_prompt_tokens, 96)
-        profile = measure(engine, self.shape.name, self.sizes["sequences"], longest, prompt)
+        profile = self.given or self._profile()
         costs = engine.engine.costs
-        links = Links(costs.bytes_per_s, costs.bytes_per_s, costs.exchange_s, COPY_BYTES_PER_S, "this engine's rates")
+        rates = "the rates that the engine itself plans with"
+        links = Links(costs.bytes_per_s, costs.bytes_per_s, costs.exchange_s, COPY_BYTES_PER_S, rates)
         switches = SwitchModel(self.shape, profile, links, self._parts(), experiment.cluster.gpus_per_node)
         capacity = {a: capacity_tokens(engine, a) for a in engine.layouts}
         return Planner(profile, switches, engine.layouts, capacity, admission_reserve_tokens=0.0)
 
+    def _profile(self) -> StepProfile:
+        """From the cache, else measured now."""
+        longest = self.experiment.max_prompt_tokens + self.experiment.max_response_tokens
+        prompt, sequences = min(self.experiment.max_prompt_tokens, 96), self.sizes["sequences"]
+        of, layouts = stored.identity(self.model_path, self.device), self.engine.layouts
+        path = stored.cached_path(of, layouts, sequences, longest, prompt)
+        profile = stored.load_cached(path, of, layouts)
+        if profile is None:
+            profile = stored.stamped(measure(self.engine, self.shape.name, sequences, longest, prompt), of)
+            stored.keep(profile, path)
+        return profile
+
     def _parts(self) -> SwitchParts:
-        """Medians over the switches of the warm-up and the profile, which moved next to no KV cache."""
-        records = self.engine.engine.records[2:]
+        """Medians over the warm-up's switches, which moved next to no KV cache; nothing where there are none."""
+        records = self.engine.calibration
 
         def median_s(name: str) -> float:
-            return float(np.median([getattr(record, name) for record in records]))
+            return float(np.median([getattr(record, name) for record in records])) if records else 0.0
 
         names = ("pause_s", "groups_s", "weights_s", "graphs_s", "resume_s")
         return SwitchParts("measured", *(median_s(name) for name in names), source="this engine's switches, medians")

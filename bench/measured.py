@@ -15,6 +15,7 @@ from bench.records import RolloutSummary
 from bench.stats import weighted_percentiles
 from bench.workloads.trace import LengthTrace
 from pat.layout import Layout
+from pat.profile import StepProfile
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,16 +48,23 @@ def interleaved(seeds: Sequence[int], arms: Sequence[str]) -> list[tuple[int, st
 
 
 def run_jobs(
-    jobs: Sequence[Job], model_path: str, device: str, progress: Callable[[Job, int, int], None]
+    jobs: Sequence[Job],
+    model_path: str,
+    device: str,
+    progress: Callable[[Job, int, int], None],
+    given: StepProfile | None = None,
 ) -> Iterator[tuple[Job, EngineRollout]]:
-    """Run the jobs in order; an engine lives as long as consecutive jobs share it, warm-ups are discarded."""
+    """Run the jobs in order; an engine lives as long as consecutive jobs share it, warm-ups are discarded.
+
+    ``given``: the step profile that adaptive arms plan with; None: cached, or measured on their engine.
+    """
     engine, name = None, ""
     try:
         for job in jobs:
             if job.engine != name:
                 if engine is not None:
                     engine.stop()
-                engine, name = start(job, model_path, device), job.engine
+                engine, name = start(job, model_path, device, given), job.engine
             if isinstance(engine, LiveArms):
                 engine.choose(job.arm, job.seed)
             response = job.trace.response_tokens.tolist()
@@ -66,7 +74,7 @@ def run_jobs(
             engine.stop()
 
 
-def start(job: Job, model_path: str, device: str) -> StaticEngine | LiveArms:
+def start(job: Job, model_path: str, device: str, given: StepProfile | None = None) -> StaticEngine | LiveArms:
     """The engine of a job, running. On a CPU every rank gets room for its share of the greatest rollout."""
     sequences, experiment = len(job.prompts), job.experiment
     sizes: dict = {"sequences": sequences}
@@ -74,7 +82,7 @@ def start(job: Job, model_path: str, device: str) -> StaticEngine | LiveArms:
         longest = max(map(len, job.prompts)) + experiment.max_response_tokens + 8
         sizes["kv_tokens_per_rank"] = longest * -(-sequences // experiment.cluster.world)
     if job.engine == "adaptive":
-        engine = LiveArms(experiment, model_path, device, sizes)
+        engine = LiveArms(experiment, model_path, device, sizes, given)
     else:
         engine = StaticEngine.of(model_path, Layout.parse(job.arm.removeprefix("static-")), device, **sizes)
     engine.start()
