@@ -68,17 +68,24 @@ def gen(
 
 @app.command("profile")
 def profile_command(
-    model: Annotated[str, typer.Option(help="Preset of bench/tiny_models.py, or a model directory.")],
+    model: Annotated[
+        str | None,
+        typer.Option(help="Preset of bench/tiny_models.py, or a model directory; none: those of the CPU experiments."),
+    ] = None,
     layouts: Annotated[str, typer.Option(help="Layouts of one world, with commas between.")] = "TP1xDP2,TP2xDP1",
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     sequences: Annotated[int, typer.Option(min=1, help="Of a whole rollout; replicas share them.")] = 32,
-    context: Annotated[int, typer.Option(min=16, help="The longest context, in tokens.")] = 288,
-    out: Annotated[Path | None, typer.Option(help="Parquet file; none: NAME.profile.parquet.")] = None,
+    context: Annotated[int, typer.Option(min=32, help="The longest context, in tokens.")] = 288,
+    repeats: Annotated[int, typer.Option(min=1, help="Times that every point is measured.")] = 3,
+    out: Out = Path("results"),
 ) -> None:
-    """Measure decode and prefill steps of real SGLang here, by TP, batch and context. For `bench gen --profile`."""
+    """Measure steps of real SGLang here, by TP, batch and context. Writes OUT/raw/profile-MODEL.parquet.
+
+    `bench gen` on this machine plans with it from then on.
+    """
     from bench.profile import run
 
-    print(run(model, layouts, device, sequences, context, out))
+    run(model, layouts, device, sequences, context, repeats, out)
 
 
 @app.command()
@@ -98,15 +105,17 @@ def switch(
 @app.command()
 def report(
     out: Out = Path("results"),
-    check: Annotated[bool, typer.Option("--check", help="Fail where the report lacks a section.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Fail where a report lacks a section.")] = False,
 ) -> None:
-    """Render OUT/gen.md anew from the raw records."""
-    from bench.report.gen import check_sections, render
+    """Render OUT/gen.md and OUT/predictor.md anew from the raw records."""
+    from bench.report.gen import SECTIONS, check_sections, render
+    from bench.report.predictor import check_predictor, render_predictor
 
-    path = render(out)
+    path, predictor = render(out), render_predictor(out)
     if check:
-        check_sections(path)
-    print(path)
+        check_sections(path, SECTIONS)
+        check_predictor(predictor)
+    print(path, predictor, sep="\n")
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from bench.gen_predicted import made_of
 from bench.gpus import local_devices, serves
 from bench.measured import Job, arms_of, interleaved, run_jobs, step_rows, summarise
 from bench.predicted import trace_of
-from bench.profiles.stored import identity, load_given
+from bench.profiles.stored import identity, load_given, recorded_path
 from bench.provenance import load_average
 from bench.records import RecordStore, fingerprint_of
 from bench.tiny_models import PRESETS, materialise
@@ -66,7 +66,11 @@ def run_experiment(experiment: Experiment, workload, options, tracker, progress)
     if not todo:
         return
     tracker.start(experiment.name, experiment.model_dump(mode="json"))
-    for job, rollout in run_jobs(todo, model_path, device, lambda *_: progress.advance(task), given):
+    record_profile = recorded_path(options.out, experiment.model)
+    jobs_run = run_jobs(
+        todo, model_path, device, lambda *_: progress.advance(task), given, lambda samples: samples.save(record_profile)
+    )
+    for job, rollout in jobs_run:
         record = summarise(job, rollout).model_copy(update={"fingerprint": marks[job], "load_average": load_average()})
         steps = step_rows(rollout.steps)
         store.write_steps(record, steps)

@@ -2,37 +2,73 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from bench.backends.adaptive_engine import AdaptiveRollouts
 from bench.backends.engine_arguments import EngineError
 from bench.errors import UserError
+from bench.experiment import known_experiments, load_experiment
+from bench.gen import console, progress_bar
+from bench.live_arms import longest_tokens
 from bench.profiles import stored
 from bench.profiles.live import measure
+from bench.profiles.plan import STEPS_PER_BATCH
+from bench.profiles.samples import Samples
+from bench.report.predictor import hold_out_rows
+from bench.report.tables import markdown
 from bench.tiny_models import PRESETS, materialise
 from pat.layout import Layout
-from pat.model import ModelShape
-from pat.profile import StepProfile
-
-PROMPT_TOKENS = 96
 
 
-def run(model: str, layouts: str, device: str, sequences: int, context_tokens: int, out: Path | None) -> Path:
-    """Measure and write; the file's path. UserError for bad input, before an engine starts."""
-    wanted = parse_layouts(layouts)
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One profile to measure; ``sequences`` and ``context_tokens`` of a whole rollout."""
+
+    model: str
+    layouts: tuple[Layout, ...]
+    device: str
+    sequences: int
+    context_tokens: int
+
+
+def run(
+    model: str | None, layouts: str, device: str, sequences: int, context_tokens: int, repeats: int, out: Path
+) -> None:
+    """Measure, cache, write and print the hold-out error. UserError for bad input, before an engine starts."""
+    wanted = of_experiments() if model is None else [Wanted(model, parse(layouts), device, sequences, context_tokens)]
     if device not in ("cpu", "cuda"):
         raise UserError(f"--device must be cpu or cuda, not {device!r}")
-    model_path = materialise(model) if model in PRESETS else Path(model)
-    path = out or Path(f"{Path(model).name}.profile.parquet")
-    if path.is_dir():
-        raise UserError(f"--out {path}: is a folder; give a file's name")
-    of = stored.identity(model_path, device)
-    profile = stored.stamped(measured(model_path, wanted, device, sequences, context_tokens), of)
-    profile.save(path)
-    return path
+    if out.exists() and not out.is_dir():
+        raise UserError(f"--out {out}: is not a folder; give one, or a name that is free")
+    paths = {one: model_path(one.model) for one in wanted}
+    identities = {one: stored.identity(path, one.device) for one, path in paths.items()}
+    with progress_bar() as progress:
+        for one in wanted:
+            task = progress.add_task(f"profile of {Path(one.model).name}", total=None)
+            samples = measured(
+                one, paths[one], repeats, lambda done, of, t=task: progress.update(t, completed=done, total=of)
+            )
+            samples = stored.stamped(samples, identities[one])
+            stored.keep(samples, one.layouts)
+            path = stored.recorded_path(out, one.model)
+            samples.save(path)
+            console.print(f"profile: {path}")
+            print(markdown(hold_out_rows([samples])))
 
 
-def parse_layouts(text: str) -> tuple[Layout, ...]:
+def of_experiments() -> list[Wanted]:
+    """What the embedded experiments need: for each model the most sequences and the longest context."""
+    needs: dict[tuple, tuple[int, int]] = {}
+    for experiment in map(load_experiment, known_experiments()):
+        if experiment.tier == "measured" and experiment.cluster.gpu == "cpu":
+            key = (experiment.model, experiment.layouts)
+            most, longest = needs.get(key, (0, 0))
+            needs[key] = max(most, *experiment.batches), max(longest, longest_tokens(experiment))
+    return [Wanted(model, layouts, "cpu", *need) for (model, layouts), need in needs.items()]
+
+
+def parse(text: str) -> tuple[Layout, ...]:
     """``"TP1xDP2,TP2xDP1"``, lowest TP first; UserError unless all are of one world."""
     try:
         found = tuple(sorted({Layout.parse(part.strip()) for part in text.split(",")}))
@@ -43,16 +79,20 @@ def parse_layouts(text: str) -> tuple[Layout, ...]:
     return found
 
 
-def measured(
-    model_path: Path, layouts: tuple[Layout, ...], device: str, sequences: int, context_tokens: int
-) -> StepProfile:
+def model_path(model: str) -> Path:
+    return materialise(model) if model in PRESETS else Path(model)
+
+
+def measured(wanted: Wanted, path: Path, repeats: int, progress) -> Samples:
     """The profile from an engine that is started for it."""
-    prompt = min(PROMPT_TOKENS, context_tokens // 2)
-    sizes: dict = {"sequences": sequences}
-    if device == "cpu":
-        sizes["kv_tokens_per_rank"] = (context_tokens + prompt) * -(-sequences // layouts[0].world)
+    sizes: dict = {"sequences": wanted.sequences}
+    if wanted.device == "cpu":
+        longest = wanted.context_tokens + 2 * STEPS_PER_BATCH
+        sizes["kv_tokens_per_rank"] = longest * -(-wanted.sequences // wanted.layouts[0].world)
     try:
-        with AdaptiveRollouts.over(str(model_path), layouts, device, **sizes) as engine:
-            return measure(engine, ModelShape.load(model_path).name, sequences, context_tokens, prompt)
+        with AdaptiveRollouts.over(str(path), wanted.layouts, wanted.device, **sizes) as engine:
+            return measure(
+                engine, wanted.model, wanted.sequences, wanted.context_tokens, repeats, thorough=True, progress=progress
+            )
     except EngineError as error:
         raise UserError(f"bench profile: {error}") from None

@@ -7,27 +7,21 @@ from dataclasses import replace
 from bench.backends.sglang_engine import EngineRollout, StaticEngine
 from pat.layout import Layout
 from pat.policy import Policy, StaticPolicy
-from pat.sglang.record import SwitchRecord
 
 REPORT_STEPS = 4
 """Decode steps between two reports of a replica; a policy is asked on each."""
-
-CALIBRATION_ROUNDS = 3
-"""Times that the warm-up goes through all layouts, up and down, after the first time, which does not count."""
 
 
 class AdaptiveRollouts(StaticEngine):
     """As :class:`StaticEngine`, except that ``policy``, which can be set between rollouts, decides on the layout.
 
-    A rollout begins in the layout that the policy wants to begin in; getting there is not counted. ``calibration``:
-    records of the warm-up's switches, with next to no KV cache and without the first ones.
+    A rollout begins in the layout that the policy wants to begin in; getting there is not counted.
     """
 
     def __init__(self, layouts: tuple[Layout, ...], arguments: dict, environment: dict[str, str]) -> None:
         super().__init__(min(layouts), arguments, environment)
         self.layouts = tuple(sorted(layouts))
         self.policy: Policy = StaticPolicy(self.layouts[0], REPORT_STEPS)
-        self.calibration: tuple[SwitchRecord, ...] = ()
 
     @classmethod
     def over(cls, model_path: str, layouts: tuple[Layout, ...], device: str = "cpu", **sizes) -> AdaptiveRollouts:
@@ -43,13 +37,9 @@ class AdaptiveRollouts(StaticEngine):
 
     def _warm_up(self) -> None:
         """A short rollout in every layout, up and down: the first switches and steps compile and map memory."""
-        cold = 0
-        for turn in range(1 + CALIBRATION_ROUNDS):
-            for layout in (*self.layouts, *self.layouts[::-1]):
-                self.policy = StaticPolicy(layout, REPORT_STEPS)
-                self.rollout([[5 + i, 6, 7, 8] for i in range(2 * layout.world)], [6] * (2 * layout.world))
-            cold = cold if turn else len(self.engine.records)
-        self.calibration = tuple(self.engine.records[cold:])
+        for layout in (*self.layouts, *self.layouts[::-1]):
+            self.policy = StaticPolicy(layout, REPORT_STEPS)
+            self.rollout([[5 + i, 6, 7, 8] for i in range(2 * layout.world)], [6] * (2 * layout.world))
 
     def stop(self) -> None:
         if self.engine is not None:

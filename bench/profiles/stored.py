@@ -1,4 +1,4 @@
-"""Measured step profiles on disk: what a profile is of, the cache, and the refusal of one that is of something else."""
+"""Measured step profiles on disk: what one is of, the cache, and the refusal of one that is of something else."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from pathlib import Path
 
 from bench.cache import cache_dir
 from bench.errors import UserError
-from bench.provenance import load_average, machine, versions
+from bench.profiles.samples import Samples
+from bench.provenance import load_average, machine, provenance, versions
 from pat.layout import Layout
-from pat.profile import StepProfile
 
 OF = ("model files", "device", "sglang", "torch", "cpu", "cores", "gpus")
 """What must be the same where a profile is used as where it was measured."""
+PLAN = 1
+"""Part of the cache's key: raise it when a profile would be measured in another way."""
 log = logging.getLogger(__name__)
 
 
@@ -41,65 +43,76 @@ def model_hash(model_path: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def stamped(profile: StepProfile, of: dict[str, str]) -> StepProfile:
-    """The profile with what it is of, and the load on the machine as it was measured."""
-    return replace(profile, provenance=profile.provenance | {"of": of, "load_average": load_average()})
+def stamped(samples: Samples, of: dict[str, str]) -> Samples:
+    """With what they are of, how they were made, and the load on the machine as they were."""
+    made = provenance() | {"of": of, "load_average": load_average()}
+    return replace(samples, provenance=samples.provenance | made)
 
 
-def check(profile: StepProfile, of: dict[str, str], layouts: Iterable[Layout], source: str) -> None:
-    """UserError where a profile is of another model, machine or version, or lacks a layout's TP degree."""
-    theirs = profile.provenance.get("of", {})
+def check(samples: Samples, of: dict[str, str], layouts: Iterable[Layout], source: str) -> None:
+    """UserError where a profile is of another model, machine or version, or lacks a layout."""
+    theirs = samples.provenance.get("of", {})
     for name in OF:
         if theirs.get(name) != of[name]:
             raise UserError(
                 f"profile {source}: is of {name} {theirs.get(name, 'unknown')!r}, here it is {of[name]!r}; "
                 "measure one with `python -m bench profile`, or force it with --force-profile"
             )
-    check_tps(profile, layouts, source)
+    check_tps(samples, layouts, source)
 
 
-def check_tps(profile: StepProfile, layouts: Iterable[Layout], source: str) -> None:
+def check_tps(samples: Samples, layouts: Iterable[Layout], source: str) -> None:
     """UserError where a profile lacks a layout's TP degree; nothing can force that."""
-    missing = sorted({layout.tp for layout in layouts} - set(profile.tps))
+    tps = [layout.tp for layout in samples.layouts]
+    missing = sorted({layout.tp for layout in layouts} - set(tps))
     if missing:
-        raise UserError(f"profile {source}: has no TP{missing[0]}, only {list(profile.tps)}; measure it with --layouts")
+        raise UserError(f"profile {source}: has no TP{missing[0]}, only {tps}; measure it with --layouts")
 
 
-def load_given(path: Path, of: dict[str, str], layouts: Iterable[Layout], force: bool = False) -> StepProfile:
+def load_given(path: Path, of: dict[str, str], layouts: Iterable[Layout], force: bool = False) -> Samples:
     """A profile that the user names; UserError as :func:`check`, with ``force`` only where it cannot be used at all."""
     try:
-        profile = StepProfile.load(path)
+        samples = Samples.load(path)
     except ValueError as error:
         raise UserError(str(error)) from None
     if force:
-        check_tps(profile, layouts, path.name)
+        check_tps(samples, layouts, path.name)
     else:
-        check(profile, of, layouts, path.name)
-    return profile
+        check(samples, of, layouts, path.name)
+    return samples
 
 
-def cached_path(of: dict[str, str], layouts: Iterable[Layout], *shape: int) -> Path:
-    """Where the profile of these layouts is cached; ``shape``: the sequences and tokens that it covers."""
-    key = repr((sorted(of.items()), sorted(map(str, layouts)), shape))
+def cached_path(of: dict[str, str], layouts: Iterable[Layout]) -> Path:
+    """Where the profile of a model, machine and versions is cached."""
+    key = repr((PLAN, sorted(of.items()), sorted(map(str, layouts))))
     return cache_dir("live-profiles") / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.parquet"
 
 
-def load_cached(path: Path, of: dict[str, str], layouts: Iterable[Layout]) -> StepProfile | None:
-    """What is cached there; None where nothing is, or it is spoilt."""
+def load_cached(
+    of: dict[str, str], layouts: Iterable[Layout], sequences: int = 1, max_context_tokens: int = 1
+) -> Samples | None:
+    """What is cached; None where nothing is, it is spoilt, or covers fewer sequences or tokens than asked for."""
+    path = cached_path(of, layouts)
     if not path.is_file():
         return None
     try:
-        profile = StepProfile.load(path)
-        check(profile, of, layouts, path.name)
+        samples = Samples.load(path)
+        check(samples, of, layouts, path.name)
     except (ValueError, UserError) as error:
         log.warning("%s; measured anew", error)
         return None
-    return profile
+    covers = samples.sequences >= sequences and samples.max_context_tokens >= max_context_tokens
+    return samples if covers else None
 
 
-def keep(profile: StepProfile, path: Path) -> None:
+def keep(samples: Samples, layouts: Iterable[Layout]) -> None:
     """Cache a profile; a cache that cannot be written is done without."""
     try:
-        profile.save(path)
+        samples.save(cached_path(samples.provenance["of"], layouts))
     except OSError as error:
         log.warning("live profile is not cached: %s", error)
+
+
+def recorded_path(out: Path, model: str) -> Path:
+    """Where the profile that an experiment's rollouts planned with lies among the records."""
+    return out / "raw" / f"profile-{Path(model).name}.parquet"
