@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pat.layout import Layout
 
-STEPS_PER_BATCH = 6
+STEPS_PER_BATCH = 5
 VARIANTS = ("greedy", "sampled", "streamed")
 """How tokens are made and sent: greedy and at once when a response ends, sampled, or greedy and sent as they come."""
 
@@ -40,12 +40,10 @@ class Visit:
 
 
 def falling_batches(most: int) -> tuple[int, ...]:
-    """``most``, 3/4, 1/2, 3/8, ... of it, to one."""
-    levels, batch = set(), float(most)
-    while batch >= 1:
-        levels |= {int(batch), int(batch * 0.75)}
-        batch /= 2
-    return tuple(sorted((b for b in levels if b >= 1), reverse=True))
+    """From ``most`` down to one: four evenly spaced batches in each octave above 8, all below, for matrix products of
+    few rows are timed by rules of their own."""
+    octaves = {(4 + part) * 2**power for power in range(1, most.bit_length()) for part in range(4)}
+    return tuple(sorted({most, *range(1, min(8, most) + 1), *(b for b in octaves if b <= most)}, reverse=True))
 
 
 def visits(

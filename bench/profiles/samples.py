@@ -19,7 +19,7 @@ from pat.links import Links
 from pat.model import ModelShape
 from pat.profile import StepProfile, TpGrid
 from pat.reshard.kv import KvCosts
-from pat.step_model import half_interval, hold_out_errors, kept, monotone_fit
+from pat.step_model import half_interval, hold_out_errors, kept, monotone_fit, predicted_s
 from pat.switch_cost import SwitchParts
 
 COLUMNS = (
@@ -69,16 +69,17 @@ class Samples:
     def cells(self, variant: str = "greedy") -> pd.DataFrame:
         """Decode points: layout, prompt_tokens, batch, context_tokens, seconds, host_s, samples, outliers.
 
-        A point is all steps of one batch after prompts of one length; its times are means without outliers.
+        A point is all steps of one batch after prompts of one length. Its seconds: the mean of each repeat without
+        outliers, the median of these, so that a while of other load spoils one repeat at most.
         """
         decode = self.steps[(self.steps.kind == "decode") & (self.steps.variant == variant)]
         rows = []
         for (layout, prompt, batch), group in decode.groupby(["layout", "prompt_tokens", "batch"]):
-            latency = group.latency_s.to_numpy()
-            good = kept(latency)
+            good = group.groupby("repeat").latency_s.transform(lambda times: kept(times.to_numpy())).to_numpy(bool)
             mine = group[good]
+            seconds = float(mine.groupby("repeat").latency_s.mean().median())
             host_s = float((mine.latency_s - mine.forward_s).median())
-            centre = (float(mine.context_tokens.mean()), float(mine.latency_s.mean()), host_s)
+            centre = (float(mine.context_tokens.mean()), seconds, host_s)
             rows.append((layout, prompt, int(batch), *centre, len(group), int((~good).sum())))
         names = ["layout", "prompt_tokens", "batch", "context_tokens", "seconds", "host_s", "samples", "outliers"]
         return pd.DataFrame(rows, columns=names)
@@ -95,21 +96,20 @@ class Samples:
         return StepProfile(self.model, self.device, grids, provenance=source | self.provenance)
 
     def _grid(self, layout: Layout, cells: pd.DataFrame) -> TpGrid:
-        batch, context, seconds = (cells[name].to_numpy(float) for name in ("batch", "context_tokens", "seconds"))
+        batch, context, seconds = arrays(cells)
         far, knots = self.max_context_tokens, np.unique(batch)
-        values = monotone_fit(batch, context, seconds, knots, far)
+        values = np.maximum(monotone_fit(batch, context, seconds, knots, far), 1e-6)
         tokens, prefill_s = self._prefill(layout)
-        errors = hold_out_errors(batch, context, seconds, far)
         return TpGrid(
             layout.tp,
             knots.astype(int),
             np.array([0, far]),
-            np.maximum(values, 1e-6),
+            values,
             tokens,
             prefill_s,
             measured_batch=int(knots[-1]),
             measured_context_tokens=int(context.max()),
-            half_interval=half_interval(errors),
+            half_interval=half_interval(hold_out_errors(batch, context, seconds, np.arange(len(batch)), far)),
         )
 
     def _prefill(self, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
@@ -122,11 +122,21 @@ class Samples:
         return knots.astype(int), monotone_fit(tokens, 0 * tokens, seconds, knots, 1.0)[:, 0]
 
     def hold_out(self) -> pd.DataFrame:
-        """The decode points with ``error``, predicted / measured - 1, of a fit without that batch; NaN at the ends."""
-        parts = []
-        for _, mine in self.cells().groupby("layout"):
-            columns = (mine[name].to_numpy(float) for name in ("batch", "context_tokens", "seconds"))
-            parts.append(mine.assign(error=hold_out_errors(*columns, self.max_context_tokens)))
+        """The decode points with errors, predicted / measured - 1: ``fit_error`` of the fit to all points, ``error`` of
+        one without this point, ``batch_error`` of one without any point of its batch (NaN at the ends)."""
+        profile, parts = self.profile(), []
+        for layout, mine in self.cells().groupby("layout"):
+            batch, context, seconds = arrays(mine)
+            grid = profile.grids[Layout.parse(layout).tp]
+            fitted = predicted_s(grid.batches, grid.decode_s, self.max_context_tokens, batch, context)
+            points = (batch, context, seconds)
+            parts.append(
+                mine.assign(
+                    fit_error=fitted / seconds - 1.0,
+                    error=hold_out_errors(*points, np.arange(len(batch)), self.max_context_tokens),
+                    batch_error=hold_out_errors(*points, batch, self.max_context_tokens),
+                )
+            )
         return pd.concat(parts, ignore_index=True)
 
     def repeat_errors(self) -> pd.DataFrame:
@@ -196,3 +206,8 @@ class Samples:
         except (OSError, ValueError, KeyError, TypeError) as error:
             why = " ".join(str(error).split())
             raise ValueError(f"profile {path.name}: is not a step profile ({why}); measure it anew") from None
+
+
+def arrays(cells: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(batch, context_tokens, seconds) [N] of points."""
+    return tuple(cells[name].to_numpy(float) for name in ("batch", "context_tokens", "seconds"))
