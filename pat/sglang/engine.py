@@ -60,9 +60,10 @@ class AdaptiveEngine(Engine):
     policy    decides on the layout during rollouts; None: only :meth:`switch` does
     costs     rates that the choice between migration and recomputation of KV cache follows from
     wait_s    the most that ranks wait for one another in a switch, and three times that the engine for its answer
-    staging_bytes, copied_share, tail_graph_batch   see :class:`pat.sglang.settings.Settings`
+    staging_bytes, copied_share, tail_graph_batch, seats   see :class:`pat.sglang.settings.Settings`
 
-    ``seats``: TP degree -> (bytes of weights shared with the first seat, bytes of its own) on rank 0. ``pids``: process
+    Attributes: ``seats``: TP degree -> (bytes of weights shared with the first seat, bytes of its own) on rank 0; with
+    one seat at a time, the bytes it has when it is in use. ``pids``: process
     of each world rank. ``records``: of the switches so far.
     """
 
@@ -77,6 +78,7 @@ class AdaptiveEngine(Engine):
         staging_bytes: int = Settings.staging_bytes,
         copied_share: float = Settings.copied_share,
         tail_graph_batch: int = Settings.tail_graph_batch,
+        seats: str = Settings.seats,
         **arguments: Any,
     ) -> None:
         check_arguments(model_path, layouts, arguments)
@@ -97,6 +99,7 @@ class AdaptiveEngine(Engine):
             staging_bytes=staging_bytes,
             copied_share=copied_share,
             tail_graph_batch=tail_graph_batch,
+            seats=seats,
         )
         self.layout, self.epoch = self.settings.start, 0
         if policy is not None:
