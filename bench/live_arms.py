@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,11 +19,15 @@ from pat.links import Links
 from pat.model import ModelShape
 from pat.planner import Planner
 from pat.policy import AdaptivePolicy, LengthForesight
+from pat.profile import StepProfile
+from pat.reshard.kv import KvCosts
+from pat.sglang.calibrate import measure_costs
 from pat.switch_cost import SwitchModel, SwitchParts
 
 LIVE_ARMS = ("pat-live", "pat-forced")
 """``pat-live`` chooses the first layout too; ``pat-forced`` must begin in the lowest TP."""
-COPY_BYTES_PER_S = 5e9
+SHAPES = ((1, 32), (4, 32), (4, 96))
+"""Of the switches that the rates of KV migration are measured by: (sequences in flight, prompt tokens)."""
 
 
 class LiveArms:
@@ -63,11 +69,29 @@ class LiveArms:
         longest = experiment.max_prompt_tokens + experiment.max_response_tokens
         prompt = min(experiment.max_prompt_tokens, 96)
         profile = measure(engine, self.shape.name, self.sizes["sequences"], longest, prompt)
-        costs = engine.engine.costs
-        links = Links(costs.bytes_per_s, costs.bytes_per_s, costs.exchange_s, COPY_BYTES_PER_S, "this engine's rates")
-        switches = SwitchModel(self.shape, profile, links, self._parts(), experiment.cluster.gpus_per_node)
+        parts = self._parts()
+        engine.engine.costs = self._kv_costs(profile)
+        up = engine.engine.costs[max(engine.layouts)]
+        # through shared memory, KV cache that stays on its rank costs as much as what leaves it: one rate for both
+        links = Links(math.inf, math.inf, up.sequence_s, up.bytes_per_s, "this engine's rates of going up")
+        parts = replace(parts, resume_s=parts.resume_s + up.exchange_s)
+        switches = SwitchModel(self.shape, profile, links, parts, experiment.cluster.gpus_per_node)
         capacity = {a: capacity_tokens(engine, a) for a in engine.layouts}
         return Planner(profile, switches, engine.layouts, capacity, admission_reserve_tokens=0.0)
+
+    def _kv_costs(self, profile: StepProfile) -> dict[Layout, KvCosts]:
+        """Costs of KV cache by the layout to go to: migration measured by switches, prefill as in the profile."""
+        engine = self.engine.engine
+        measured = engine.loop.run_until_complete(measure_costs(engine, SHAPES, rounds=1, recompute=False))
+        found = {}
+        for layout, costs in measured.items():
+            one_s, more_s = profile.prefill_s(layout.tp, [1.0, 65.0]).tolist()
+            token_s = max(0.0, (more_s - one_s) / 64)
+            fixed_s = max(0.0, one_s - token_s)
+            found[layout] = replace(
+                costs, prefill_fixed_s=fixed_s, prefill_sequence_s=0.0, prefill_token_s=token_s, prefill_token2_s=0.0
+            )
+        return found
 
     def _parts(self) -> SwitchParts:
         """Medians over the switches of the warm-up and the profile, which moved next to no KV cache."""

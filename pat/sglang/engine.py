@@ -11,7 +11,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -58,7 +58,8 @@ class AdaptiveEngine(Engine):
 
     layouts   the layouts it can take; it starts in the one with the lowest TP
     policy    decides on the layout during rollouts; None: only :meth:`switch` does
-    costs     rates that the choice between migration and recomputation of KV cache follows from
+    costs     rates that the choice between migration and recomputation of KV cache follows from, by the layout to go
+              to or the same for all; :func:`pat.sglang.calibrate.measure_costs` measures them
     wait_s    the most that ranks wait for one another in a switch, and three times that the engine for its answer
     staging_bytes, copied_share, tail_graph_batch, seats   see :class:`pat.sglang.settings.Settings`
 
@@ -72,7 +73,7 @@ class AdaptiveEngine(Engine):
         *,
         model_path: str,
         layouts: tuple[Layout, ...],
-        costs: KvCosts = KvCosts(),  # noqa: B008 (frozen)
+        costs: KvCosts | Mapping[Layout, KvCosts] = KvCosts(),  # noqa: B008 (frozen)
         wait_s: float = 60.0,
         policy: Policy | None = None,
         staging_bytes: int = Settings.staging_bytes,
@@ -83,7 +84,8 @@ class AdaptiveEngine(Engine):
     ) -> None:
         check_arguments(model_path, layouts, arguments)
         self.guard, self.controller = Guard(), None
-        self.costs, self.records = costs, []
+        self.costs = {a: costs if isinstance(costs, KvCosts) else costs[a] for a in layouts}
+        self.records = []
         self._hellos: queue.Queue[Hello] = queue.Queue()
         self._answers: queue.Queue[Answer] = queue.Queue()
         self._turn, self._number = threading.Lock(), 0
@@ -168,7 +170,7 @@ class AdaptiveEngine(Engine):
             if layout == self.layout:
                 raise SwitchVetoed(f"the engine is in {layout} already")
             self._number += 1
-            order = Order(self._number, time.monotonic(), layout, kv, self.costs, fault)
+            order = Order(self._number, time.monotonic(), layout, kv, self.costs[layout], fault)
             self._commands.send_pyobj(order)
             answer = self._answer()
             if answer.error is None:

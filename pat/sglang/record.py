@@ -30,6 +30,8 @@ class SwitchRecord:
     migrated, recomputed, queued   running requests by the way their KV took; queued: meant to migrate, found no room
     waiting          requests that had no KV
     predicted_migrate_s, predicted_recompute_s   of the migrated and of the other sequences
+    migrated_most, recomputed_most   what they follow from: (sequences, KV bytes) of the busiest rank, (sequences,
+                     tokens) of the busiest replica
     groups_created   communicators built since the start: no switch adds any
     placements       the choice for each sequence, with both predictions
     """
@@ -56,6 +58,8 @@ class SwitchRecord:
     waiting: int
     predicted_migrate_s: float
     predicted_recompute_s: float
+    migrated_most: tuple[int, int]
+    recomputed_most: tuple[int, int]
     groups_created: int
     placements: tuple[Placement, ...] = ()
 

@@ -261,6 +261,8 @@ def facts(
         "waiting": len(prepared.waiting),
         "predicted_migrate_s": plan.migrate_s,
         "predicted_recompute_s": plan.recompute_s,
+        "migrated_most": plan.migrated_most,
+        "recomputed_most": plan.recomputed_most,
         "placements": plan.placements,
         "groups_created": created,
     }
