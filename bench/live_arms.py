@@ -37,7 +37,7 @@ class LiveArms:
         self.engine.start()
         try:
             self.samples = self.samples or self._profile()
-            self.engine.engine.costs = self.samples.costs
+            self.engine.engine.costs = self.samples.kv_costs()
             capacity = capacities(self.engine.arguments["max_total_tokens"], self.engine.layouts)
             self.planner = planner_of(self.samples, capacity, self.experiment.cluster.gpus_per_node)
         except BaseException:

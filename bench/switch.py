@@ -18,6 +18,11 @@ from pat.layout import Layout
 from pat.policy import Keep, RolloutState, Switch
 
 LAYOUTS = (Layout(1, 2), Layout(2, 1))
+SHAPES = ((1, 64), (4, 32), (8, 64))
+"""Switches that the costs of KV cache are fitted to: (sequences in flight, prompt tokens)."""
+TRIED = (1, 2, 4, 8)
+"""Sequences in flight in the switches that the fitted costs predict."""
+TRIALS = 3
 SEQUENCES, PROMPT_TOKENS, RESPONSE_TOKENS, HOP_TOKENS = 16, 64, 96, 16
 
 
@@ -50,6 +55,7 @@ def run(model: str, rounds: int, out: Path) -> Path:
             found = engine.rollout(prompts, lengths)
             switches += [switch.as_row() | {"round": number} for switch in found.switches]
             steps.append(found.steps[found.steps.kind == "decode"])
+        costs, trials = engine.engine.loop.run_until_complete(kv_trials(engine.engine))
         seats = {f"TP{tp}": list(sizes_) for tp, sizes_ in engine.engine.seats.items()}
         arguments, environment = dict(engine.arguments), dict(engine.environment)
     record = restart(path, arguments, environment, prompts, lengths)
@@ -59,6 +65,8 @@ def run(model: str, rounds: int, out: Path) -> Path:
         "prompt_tokens": PROMPT_TOKENS,
         "switches": switches,
         "seats_bytes": seats,
+        "kv_costs": costs,
+        "kv_trials": trials,
         "decode_step_ms": step_medians(pd.concat(steps)),
         "restart": asdict(record) | {"old": str(record.old), "new": str(record.new), "total_s": record.total_s},
         "load_average": load_average(),
@@ -70,6 +78,31 @@ def run(model: str, rounds: int, out: Path) -> Path:
     partial.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
     partial.replace(target)
     return target
+
+
+async def kv_trials(engine) -> tuple[dict[str, dict], list[dict]]:
+    """Measured costs of KV cache by layout, and switches of few and many sequences beside what the costs predict."""
+    from pat.sglang.calibrate import measure_costs, run_trials
+
+    engine.costs = await measure_costs(engine, SHAPES)
+    found = []
+    for sequences in TRIED:
+        ways = [(layout, kv) for kv in ("migrate", "recompute") for layout in LAYOUTS[::-1]]
+        for trial in await run_trials(engine, sequences, PROMPT_TOKENS, ways * TRIALS):
+            record = trial.record
+            found.append(
+                {
+                    "old": str(record.old),
+                    "new": str(record.new),
+                    "way": "migrate" if record.migrated else "recompute",
+                    "sequences": record.migrated + record.recomputed,
+                    "kv_bytes": record.kv_wire_bytes + record.kv_local_bytes,
+                    "recomputed_most": record.recomputed_most,
+                    "predicted_s": trial.predicted_s,
+                    "measured_s": trial.measured_s,
+                }
+            )
+    return {str(layout): asdict(costs) for layout, costs in engine.costs.items()}, found
 
 
 def restart(path: str, arguments: dict, environment: dict, prompts: list[list[int]], lengths: list[int]):

@@ -1,10 +1,26 @@
-"""Which replica of the new layout each running sequence goes to."""
+"""Which replica of the new layout each running sequence goes to: one rule for the live switch and for the simulator."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from pat.layout import Layout
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What each new replica can take: KV slots and running requests. Slots are given out in pages."""
+
+    tokens: int
+    requests: int = 1 << 30
+    page_tokens: int = 1
+
+    def needed(self, tokens: int) -> int:
+        """Slots of a sequence: its pages and one more, so that the next step finds room too."""
+        return (-(-tokens // self.page_tokens) + 1) * self.page_tokens
 
 
 def home_replica(old: Layout, new: Layout, replica: np.ndarray, node: int | None = None) -> np.ndarray:
@@ -25,36 +41,42 @@ def shares_ranks(old: Layout, new: Layout, from_replica: np.ndarray, to_replica:
 def place(
     old: Layout,
     new: Layout,
-    from_replica: np.ndarray,
-    context_tokens: np.ndarray,
-    capacity_tokens: int,
+    from_replica: Sequence[int] | np.ndarray,
+    context_tokens: Sequence[int] | np.ndarray,
+    room: Room,
     node: int | None = None,
+    shared: Mapping[int, tuple[int, int]] | None = None,
 ) -> np.ndarray:
     """[n] the new replica of each sequence, or -1 where no replica has room and it must queue.
 
     Every replica gets its even share; within it, sequences go where part of their KV already is (going up in TP there
     is one such replica, going down there are several: the emptiest), the longest context first.
+
+    shared: sequence -> (base, tokens) where its first tokens lie in the same KV slots as those of another, its base (a
+    common prompt): on the replica of the base they take no room again. Bases come before their sharers.
     """
-    count, load, target = [0] * new.dp, [0] * new.dp, [-1] * len(context_tokens)
     context, origin = np.asarray(context_tokens).tolist(), np.asarray(from_replica).tolist()
-    order = sorted(range(len(context)), key=lambda i: -context[i])
+    shared = shared or {}
+    count, load, used, target = [0] * new.dp, [0] * new.dp, [0] * new.dp, [-1] * len(context)
     near = nearby(old, new, node)
     share = -(-len(context) // new.dp)
 
     def give(i: int, d: int) -> bool:
-        if load[d] + context[i] > capacity_tokens:
+        base, common = shared.get(i, (i, 0))
+        own = context[i] - (common if target[base] == d else 0)
+        if used[d] + room.needed(own) > room.tokens or count[d] >= room.requests:
             return False
-        target[i], count[d], load[d] = d, count[d] + 1, load[d] + context[i]
+        target[i], count[d], load[d], used[d] = d, count[d] + 1, load[d] + own, used[d] + room.needed(own)
         return True
 
     away = []
-    for i in order:
+    for i in sorted(range(len(context)), key=lambda i: (i in shared, -context[i])):
         d = min(near[origin[i]], key=lambda d: (count[d], load[d]))
         if count[d] >= share or not give(i, d):
             away.append(i)
     for i in away:
-        fewest = min(range(new.dp), key=lambda d: (count[d], load[d]))
-        _ = give(i, fewest) or give(i, load.index(min(load)))
+        emptiest = sorted(range(new.dp), key=lambda d: (count[d], load[d]))
+        any(give(i, d) for d in emptiest)
     return np.array(target, dtype=int)
 
 

@@ -10,6 +10,7 @@ import pandas as pd
 from bench.backends.adaptive_engine import REPORT_STEPS, AdaptiveRollouts
 from bench.profiles.plan import Visit, visits
 from bench.profiles.samples import COLUMNS, Samples
+from pat.layout import Layout
 from pat.model import ModelShape
 from pat.policy import StaticPolicy
 from pat.reshard.kv import KvCosts
@@ -18,7 +19,8 @@ from pat.sglang.record import SwitchRecord
 
 IDLE_ROUNDS = 4
 """Times that an idle engine goes through its layouts, up and down; the first is a warm-up."""
-KV_SEQUENCES, KV_ROUNDS = 4, 2
+KV_SHAPES = ((1, 32), (4, 32), (4, 96))
+"""Of the switches that the rates of KV migration are fitted to: (sequences in flight, prompt tokens)."""
 SAMPLED_TEMPERATURE = 1.0
 
 
@@ -43,19 +45,19 @@ def measure(
             frames.append(steps)
         progress(number, len(plan))
     switches = tuple(record.as_row() for record in idle_switches(engine))
-    costs = kv_costs(engine, max_context_tokens)
+    costs = kv_costs(engine)
     steps = pd.concat(frames, ignore_index=True)
     shape, device = ModelShape.load(Path(engine.arguments["model_path"])), engine.arguments["device"]
     made = {"repeats": repeats, "thorough": thorough}
     return Samples(model, shape, device, sequences, max_context_tokens, steps, switches, costs, made)
 
 
-def kv_costs(engine: AdaptiveRollouts, max_context_tokens: int) -> KvCosts:
-    """Measured rates of moving and of recomputing KV cache; the engine's own where its KV pools are too small."""
-    prompts = max(16, max_context_tokens // 8), max(32, max_context_tokens // 2)
-    if KV_SEQUENCES * (prompts[-1] + RESPONSE_TOKENS) > engine.arguments.get("max_total_tokens", 1 << 60):
+def kv_costs(engine: AdaptiveRollouts) -> dict[Layout, KvCosts]:
+    """Measured rates of moving KV cache by the layout to go to; the engine's own where its KV pools are too small."""
+    most = max(sequences * (tokens + RESPONSE_TOKENS) for sequences, tokens in KV_SHAPES)
+    if most > engine.arguments.get("max_total_tokens", 1 << 60):
         return engine.engine.costs
-    return engine.loop.run_until_complete(measure_costs(engine.engine, prompts, KV_SEQUENCES, KV_ROUNDS))
+    return engine.loop.run_until_complete(measure_costs(engine.engine, KV_SHAPES, rounds=1, recompute=False))
 
 
 def run(engine: AdaptiveRollouts, visit: Visit) -> pd.DataFrame | None:

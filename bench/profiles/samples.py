@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +38,6 @@ COLUMNS = (
 )
 KEY = b"pat_samples"
 PREFILL_KNOTS = 4
-COPY_BYTES_PER_S = 5e9
 FIXED_PARTS = ("pause_s", "groups_s", "weights_s", "graphs_s", "resume_s")
 
 
@@ -48,7 +48,7 @@ class Samples:
     sequences, max_context_tokens   of a whole rollout, and of a sequence, that the plan covers
     steps        a row a scheduler step: COLUMNS; ``context_tokens`` is the mean of the batch's sequences
     switches     rows of :meth:`pat.sglang.record.SwitchRecord.as_row`, of an engine with nothing in flight
-    costs        the engine's measured rates of migration and recomputation
+    costs        measured rates of KV cache by the layout to go to; those of its recomputation are not used
     provenance   what the samples are of, see :mod:`bench.profiles.stored`
     """
 
@@ -59,7 +59,7 @@ class Samples:
     max_context_tokens: int
     steps: pd.DataFrame
     switches: tuple[dict, ...]
-    costs: KvCosts
+    costs: dict[Layout, KvCosts]
     provenance: dict
 
     @property
@@ -163,16 +163,34 @@ class Samples:
         return terms
 
     def parts(self) -> SwitchParts:
-        """Medians over the idle switches, which moved no KV cache; nothing where there are none."""
+        """Medians over the idle switches, which moved no KV cache (nothing where there are none), and the fixed time of
+        moving some."""
 
         def median_s(name: str) -> float:
             return float(np.median([switch[name] for switch in self.switches])) if self.switches else 0.0
 
-        return SwitchParts("measured", *map(median_s, FIXED_PARTS), source="medians of switches of an idle engine")
+        parts = SwitchParts("measured", *map(median_s, FIXED_PARTS), source="medians of switches of an idle engine")
+        return replace(parts, resume_s=parts.resume_s + self.costs[max(self.costs)].exchange_s)
+
+    def kv_costs(self) -> dict[Layout, KvCosts]:
+        """Costs of KV cache by the layout to go to: migration as measured, recomputation as prefill of the profile."""
+        profile, found = self.profile(), {}
+        for layout, costs in self.costs.items():
+            one_s, more_s = profile.prefill_s(layout.tp, [1.0, 65.0]).tolist()
+            token_s = max(0.0, (more_s - one_s) / 64)
+            found[layout] = replace(
+                costs,
+                prefill_fixed_s=max(0.0, one_s - token_s),
+                prefill_sequence_s=0.0,
+                prefill_token_s=token_s,
+                prefill_token2_s=0.0,
+            )
+        return found
 
     def links(self) -> Links:
-        rate, latency = self.costs.bytes_per_s, self.costs.exchange_s
-        return Links(rate, rate, latency, COPY_BYTES_PER_S, "the rates that the engine itself plans with")
+        """Through shared memory, KV cache that stays on its rank costs as much as what leaves it: one rate for both."""
+        up = self.costs[max(self.costs)]
+        return Links(math.inf, math.inf, up.sequence_s, up.bytes_per_s, "rates of going up, by switches with KV cache")
 
     def save(self, path: Path) -> None:
         """One Parquet file: the steps, the rest as JSON in its metadata. Written whole or not at all."""
@@ -183,7 +201,7 @@ class Samples:
             "sequences": self.sequences,
             "max_context_tokens": self.max_context_tokens,
             "switches": list(self.switches),
-            "costs": asdict(self.costs),
+            "costs": {str(layout): asdict(costs) for layout, costs in self.costs.items()},
             "provenance": self.provenance,
         }
         table = pa.Table.from_pandas(self.steps[list(COLUMNS)], preserve_index=False)
@@ -200,7 +218,8 @@ class Samples:
             table = pq.read_table(path, page_checksum_verification=True)
             head = json.loads(table.schema.metadata[KEY])
             steps = table.to_pandas()[list(COLUMNS)]
-            head["costs"], head["shape"] = KvCosts(**head["costs"]), ModelShape(**head["shape"])
+            head["costs"] = {Layout.parse(name): KvCosts(**rates) for name, rates in head["costs"].items()}
+            head["shape"] = ModelShape(**head["shape"])
             head["switches"] = tuple(head["switches"])
             return cls(steps=steps, **head)
         except (OSError, ValueError, KeyError, TypeError) as error:

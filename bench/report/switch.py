@@ -7,11 +7,13 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 
 from bench.errors import UserError
 from bench.machine import paper_numbers
 from bench.report.plots import save
 from bench.report.tables import markdown
+from bench.switch import SHAPES
 from pat.layout import Layout
 from pat.sglang.record import PARTS
 
@@ -37,6 +39,13 @@ def render_switch(out: Path) -> Path:
         "the plan. Groups: entering communicators that exist already. Resume: the running batch is rebuilt, to the "
         "answer. Weights are views of one storage in every seat: nothing is moved.",
         "![a switch by part](plots/switch.svg)",
+        "## KV cache: predicted and measured, ms",
+        markdown(kv_rows(found)),
+        "Medians; in brackets the 10th and 90th percentile of the prediction's error. Migration: moving KV cache. "
+        "Recomputation: from the switch's end until every request has its next token. Costs were fitted to other "
+        "switches of the same engine, of "
+        + ", ".join(f"{n} x {tokens}" for n, tokens in SHAPES)
+        + " (sequences x prompt tokens).",
         "## Beside the paper, s",
         markdown(paper_rows(found)),
         "The paper's figures are of LLaMA3.1-8B on A40 (second-hand); ours of a model of 0.1 B on this CPU: compare "
@@ -46,7 +55,8 @@ def render_switch(out: Path) -> Path:
         "## How this was made",
         f"`{made['command']}`, commit {made['commit']}, {'; '.join(made['machine'].values())}; load average "
         f"{found['load_average']}; " + ", ".join(f"{k} {v}" for k, v in made["versions"].items()),
-        "Records: `raw/switch.json`; keys: switches (one a switch), restart, decode_step_ms, seats_bytes.",
+        "Records: `raw/switch.json`; keys: switches (one a switch), kv_trials (likewise), kv_costs, restart, "
+        "decode_step_ms, seats_bytes.",
     ]
     path = out / "switch.md"
     path.write_text("\n\n".join(parts) + "\n")
@@ -99,6 +109,28 @@ def part_rows(found: dict) -> list[dict[str, str]]:
     for label, key in (("KV sent, MB", "kv_wire_bytes"), ("KV kept on its rank, MB", "kv_local_bytes")):
         sizes = {name: np.median([s[key] for s in switches]) / 1e6 for name, switches in ways(found).items()}
         rows.append({"part": label} | {name: f"{size:.1f}" for name, size in sizes.items()})
+    return rows
+
+
+def kv_rows(found: dict) -> list[dict[str, str]]:
+    """Switches by direction, way of the KV cache and sequences in flight: prediction beside measurement."""
+    rows = []
+    for (old, new, way, sequences), mine in pd.DataFrame(found["kv_trials"]).groupby(
+        ["old", "new", "way", "sequences"], sort=True
+    ):
+        errors = 100 * (mine.predicted_s / mine.measured_s - 1)
+        low, mid, high = np.percentile(errors, [10, 50, 90])
+        rows.append(
+            {
+                "switch": f"{old} → {new}",
+                "KV cache": way,
+                "sequences": str(sequences),
+                "predicted": f"{1e3 * mine.predicted_s.median():.1f}",
+                "measured": f"{1e3 * mine.measured_s.median():.1f}",
+                "error": f"{mid:+.0f}% ({low:+.0f} – {high:+.0f})",
+                "switches": str(len(mine)),
+            }
+        )
     return rows
 
 

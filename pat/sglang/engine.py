@@ -11,7 +11,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -58,11 +58,13 @@ class AdaptiveEngine(Engine):
 
     layouts   the layouts it can take; it starts in the one with the lowest TP
     policy    decides on the layout during rollouts; None: only :meth:`switch` does
-    costs     rates that the choice between migration and recomputation of KV cache follows from
+    costs     rates that the choice between migration and recomputation of KV cache follows from, by the layout to go
+              to or the same for all; :func:`pat.sglang.calibrate.measure_costs` measures them
     wait_s    the most that ranks wait for one another in a switch, and three times that the engine for its answer
-    staging_bytes, copied_share, tail_graph_batch   see :class:`pat.sglang.settings.Settings`
+    staging_bytes, copied_share, tail_graph_batch, seats   see :class:`pat.sglang.settings.Settings`
 
-    ``seats``: TP degree -> (bytes of weights shared with the first seat, bytes of its own) on rank 0. ``pids``: process
+    Attributes: ``seats``: TP degree -> (bytes of weights shared with the first seat, bytes of its own) on rank 0; with
+    one seat at a time, the bytes it has when it is in use. ``pids``: process
     of each world rank. ``records``: of the switches so far.
     """
 
@@ -71,17 +73,19 @@ class AdaptiveEngine(Engine):
         *,
         model_path: str,
         layouts: tuple[Layout, ...],
-        costs: KvCosts = KvCosts(),  # noqa: B008 (frozen)
+        costs: KvCosts | Mapping[Layout, KvCosts] = KvCosts(),  # noqa: B008 (frozen)
         wait_s: float = 60.0,
         policy: Policy | None = None,
         staging_bytes: int = Settings.staging_bytes,
         copied_share: float = Settings.copied_share,
         tail_graph_batch: int = Settings.tail_graph_batch,
+        seats: str = Settings.seats,
         **arguments: Any,
     ) -> None:
         check_arguments(model_path, layouts, arguments)
         self.guard, self.controller = Guard(), None
-        self.costs, self.records = costs, []
+        self.costs = {a: costs if isinstance(costs, KvCosts) else costs[a] for a in layouts}
+        self.records = []
         self._hellos: queue.Queue[Hello] = queue.Queue()
         self._answers: queue.Queue[Answer] = queue.Queue()
         self._turn, self._number = threading.Lock(), 0
@@ -97,6 +101,7 @@ class AdaptiveEngine(Engine):
             staging_bytes=staging_bytes,
             copied_share=copied_share,
             tail_graph_batch=tail_graph_batch,
+            seats=seats,
         )
         self.layout, self.epoch = self.settings.start, 0
         if policy is not None:
@@ -165,7 +170,7 @@ class AdaptiveEngine(Engine):
             if layout == self.layout:
                 raise SwitchVetoed(f"the engine is in {layout} already")
             self._number += 1
-            order = Order(self._number, time.monotonic(), layout, kv, self.costs, fault)
+            order = Order(self._number, time.monotonic(), layout, kv, self.costs[layout], fault)
             self._commands.send_pyobj(order)
             answer = self._answer()
             if answer.error is None:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pat.layout import Layout
-from pat.reshard.kv import KvPlan, Room, Sequence, plan_kv
+from pat.placement import Room
+from pat.reshard.kv import KvPlan, Sequence, plan_kv
 from pat.sglang import requests
 from pat.sglang.order import Order
 from pat.sglang.seats import Seat

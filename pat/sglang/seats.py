@@ -2,6 +2,7 @@
 
 A seat is a Scheduler with its model, KV pool, backends and runtime context. The seats of a process share one world of
 ranks, one memory for weights and one for KV cache: a layout beyond the first costs its fused copies and its graphs.
+Under the setting ``seats="one"`` only the seat in use holds weights and graphs, and a switch hands them over.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ import torch
 
 from pat.layout import Layout
 from pat.sglang import kv_pool
+from pat.sglang.one_seat import OneSeat
 from pat.sglang.reports import Hello, Reporter
 from pat.sglang.settings import Settings
 from pat.sglang.staging import SharedStaging
-from pat.sglang.weights import SeatWeights, copied_share, of_first, share
+from pat.sglang.weights import SeatWeights, copied_share, of_first, share, unallocated
 from pat.sglang.world import World
 
 
@@ -52,6 +54,7 @@ class Seats:
         self.building: Layout | None = None
         self._channels: tuple | None = None
         self._weights: SeatWeights | None = None
+        self.one: OneSeat | None = None
         self.active: Seat
 
     @property
@@ -60,7 +63,7 @@ class Seats:
 
     def scheduler_init(self, original, scheduler, server_args, port_args) -> None:
         """Around Scheduler.__init__: after the first scheduler of the process, build the seats of the other layouts."""
-        from sglang.srt.runtime_context import get_context
+        from sglang.srt.runtime_context import get_context, use_context
 
         original(scheduler, server_args, port_args)
         if self.building is not None:
@@ -69,9 +72,16 @@ class Seats:
         model = scheduler.tp_worker.model_runner.model
         self.active = self.by_layout[start] = Seat(start, get_context(), scheduler, of_first(model))
         kv_pool.check_pool(self.active.pool)
+        if self.settings.seats == "one":
+            self.one = OneSeat(self.world, self.staging, start, model)
+            self.one.drop_graphs(self.first.runner)
         for layout in self.settings.layouts[1:]:
             self.by_layout[layout] = self._build(layout, port_args)
         self.world.enter(start)
+        if self.one is not None:
+            self.one.hand_weights(start, model)
+            with use_context(self.active.context):
+                self.one.capture_graphs(self.first.runner)
         sizes = {s.layout.tp: (s.weights.shared_bytes, s.weights.copied_bytes) for s in self.by_layout.values()}
         self.reporter.send(Hello(self.world.rank, os.getpid(), sizes))
 
@@ -89,6 +99,8 @@ class Seats:
             with use_context(context):
                 scheduler = Scheduler(arguments, port_args)
                 warm_up(scheduler.tp_worker.model_runner.model)
+                if self.one is not None:
+                    self.one.drop_graphs(scheduler.tp_worker.model_runner)
         finally:
             self.building = None
         return Seat(layout, context, scheduler, self._weights)
@@ -163,11 +175,16 @@ class Seats:
             return original(loader, model_config=model_config, device_config=device_config)
         from sglang.srt.model_loader import loader as loading
 
-        with loading.set_default_torch_dtype(model_config.dtype), torch.device(device_config.device):
+        dtype = loading.set_default_torch_dtype(model_config.dtype)
+        with unallocated(), dtype, torch.device(device_config.device):
             model = loading._initialize_model(model_config, loader.load_config)
-        first, start, others = self.first.runner.model, self.settings.start, self.settings.layouts[1:]
-        copy_merged = copied_share(first, start, others) <= self.settings.copied_share
-        self._weights = share(first, model, start, self.building, self.world.rank, copy_merged)
+        if self.one is not None:
+            self.one.hand_weights(self.building, model)
+            self._weights = of_first(model)
+        else:
+            first, start, others = self.first.runner.model, self.settings.start, self.settings.layouts[1:]
+            copy_merged = copied_share(first, start, others) <= self.settings.copied_share
+            self._weights = share(first, model, start, self.building, self.world.rank, copy_merged)
         loader.counter_after_loading_weights = time.perf_counter()
         return model.eval()
 
@@ -190,6 +207,8 @@ class Seats:
         """Around the weight updates of the active seat: load into the first seat, whose storage covers all others'."""
         from sglang.srt.runtime_context import use_context
 
+        if self.one is not None:
+            return original(updater, request)
         first = self.first
         self.world.enter(first.layout)
         try:

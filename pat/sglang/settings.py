@@ -23,6 +23,8 @@ class Settings:
     staging_bytes the most memory that the exchange of KV cache takes on a rank, beyond one layer
     copied_share  the most that seats may add to the memory of weights by copies of merged layers (gate and up)
     tail_graph_batch   largest batch that CUDA graphs are captured for in layouts beyond the first
+    seats         "all": every layout's weights are there, as views of the first one's; "one": only those of the
+                  present layout, which a switch moves; for where copies of fused tensors do not fit
     """
 
     layouts: tuple[Layout, ...]
@@ -34,12 +36,15 @@ class Settings:
     staging_bytes: int = 64 << 20
     copied_share: float = 0.25
     tail_graph_batch: int = 16
+    seats: str = "all"
 
     def __post_init__(self) -> None:
         if list(self.layouts) != sorted(set(self.layouts)):
             raise ValueError("layouts: give each once, the lowest TP first")
         if any(layout.world != self.layouts[0].world for layout in self.layouts):
             raise ValueError(f"layouts: {', '.join(map(str, self.layouts))} are not of one number of GPUs")
+        if self.seats not in ("all", "one"):
+            raise ValueError(f"seats: {self.seats!r} is neither all nor one")
         if any(layout.tp % self.layouts[0].tp for layout in self.layouts):
             raise ValueError(f"layouts: every TP must be a multiple of the first, {self.layouts[0].tp}")
 

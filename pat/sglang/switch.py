@@ -22,6 +22,7 @@ from pat.sglang.prepare import Prepared, pack_parcels, prepare
 from pat.sglang.reports import Answer, Failure
 from pat.sglang.seats import Seat, Seats
 from pat.sglang.step_reports import StepReports
+from pat.sglang.weight_move import WeightsMoved
 
 
 class Ordered(Exception):
@@ -117,6 +118,9 @@ class Switcher:
         self._stage(order, "commit")
         with use_context(new.context):
             moved = self._commit(order, old, new, prepared, cargo, clock)
+            if self.seats.one is not None:
+                self.seats.one.capture_graphs(new.runner)
+            clock.lap("graphs")
         everyone = self.seats.world.gather(moved)
         clock.lap("meet")
         return facts(prepared, everyone, clock.parts, self.seats.world.created)
@@ -156,7 +160,7 @@ class Switcher:
 
     def _commit(
         self, order: Order, old: Seat, new: Seat, prepared: Prepared, cargo: Cargo, clock: Clock
-    ) -> kv_pool.Moved:
+    ) -> tuple[kv_pool.Moved, WeightsMoved]:
         """Leave the old seat for the new one; there is no way back from here."""
         world, scheduler = self.seats.world, new.scheduler
         arrived = world.swap_parcels(cargo.parcels, cargo.sizes)
@@ -169,6 +173,11 @@ class Switcher:
         for seat in (old, new):
             requests.clear(seat.scheduler)
         clock.lap("groups")
+        weights = WeightsMoved()
+        if self.seats.one is not None:
+            self.seats.one.drop_graphs(old.runner)
+            weights = self.seats.one.hand_weights(new.layout, new.runner.model)
+        clock.lap("weights")
         moved = self._move(old, new, prepared, known, cargo.slots, clock)
         self._stage(order, "after")
         here, targets = new.layout.replica(self.rank), prepared.targets
@@ -179,7 +188,7 @@ class Switcher:
         torch.manual_seed(scheduler.random_seed + 7919 * order.number + here)
         self.step_reports.after_switch(order.number)
         clock.lap("requests")
-        return moved
+        return moved, weights
 
     def _move(self, old: Seat, new: Seat, prepared: Prepared, known: dict, slots: dict, clock: Clock) -> kv_pool.Moved:
         """KV cache of the sequences that migrate, into slots of the new seat; then they are its running batch."""
@@ -231,22 +240,29 @@ def veto(errors: list[str | None]) -> None:
         raise Vetoed(first.strip().splitlines()[-1])
 
 
-def facts(prepared: Prepared, everyone: list[kv_pool.Moved], parts: dict[str, float], created: int) -> dict[str, Any]:
+def facts(
+    prepared: Prepared, everyone: list[tuple[kv_pool.Moved, WeightsMoved]], parts: dict[str, float], created: int
+) -> dict[str, Any]:
     """The fields of the switch's record that the engine's process cannot know."""
-    plan = prepared.plan
+    plan, cache, weights = prepared.plan, [kv for kv, _ in everyone], [moved for _, moved in everyone]
     return {
         "old": prepared.old,
         "new": prepared.new,
         "parts": parts,
-        "kv_wire_bytes": sum(moved.wire_bytes for moved in everyone),
-        "kv_local_bytes": sum(moved.local_bytes for moved in everyone),
-        "peak_extra_bytes": max(moved.staging_bytes for moved in everyone),
+        "kv_wire_bytes": sum(moved.wire_bytes for moved in cache),
+        "kv_local_bytes": sum(moved.local_bytes for moved in cache),
+        "weight_wire_bytes": sum(moved.wire_bytes for moved in weights),
+        "weight_local_bytes": sum(moved.local_bytes for moved in weights),
+        "weight_extra_bytes": max(moved.extra_bytes for moved in weights),
+        "peak_extra_bytes": max(moved.staging_bytes for moved in cache),
         "migrated": plan.count("migrate"),
         "recomputed": plan.count("recompute"),
         "queued": plan.count("queue"),
         "waiting": len(prepared.waiting),
         "predicted_migrate_s": plan.migrate_s,
         "predicted_recompute_s": plan.recompute_s,
+        "migrated_most": plan.migrated_most,
+        "recomputed_most": plan.recomputed_most,
         "placements": plan.placements,
         "groups_created": created,
     }

@@ -7,6 +7,7 @@ Slices of a fused tensor that do not adjoin are copied, or, where copies would t
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -76,6 +77,22 @@ class SeatWeights:
                 copy.refresh()
 
 
+@contextmanager
+def unallocated() -> Iterator[None]:
+    """Modules built in this block have empty parameters: memory of another seat will stand for theirs."""
+    from torch.nn.modules.module import register_module_parameter_registration_hook
+
+    def empty(_module, _name, parameter):
+        if parameter is not None:
+            parameter.data = parameter.data.new_empty(0)
+
+    handle = register_module_parameter_registration_hook(empty)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
 def size_bytes(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
@@ -122,6 +139,9 @@ def share(
             target.data = source.data.narrow(dim, pieces[0].start, pieces[0].length)
             shared += size_bytes(target)
         else:
+            shape = list(source.shape)
+            shape[dim] = sum(piece.length for piece in pieces)
+            target.data = source.data.new_empty(shape)
             copies.append(FusedCopy(target.data, source.data, dim, pieces))
             copied += size_bytes(target)
     weights = SeatWeights(shared, copied, tuple(copies))

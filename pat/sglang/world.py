@@ -91,6 +91,14 @@ class World:
         pieces = received.split(incoming)
         return {rank: pickle.loads(piece.numpy().tobytes()) for rank, piece in enumerate(pieces) if len(piece)}
 
+    def send_tensors(self, sends: list[tuple[int, torch.Tensor]], takes: list[tuple[int, torch.Tensor]]) -> None:
+        """Send to and receive from other ranks, (rank, contiguous tensor) each; between two ranks in one order."""
+        group = self.all.device_group
+        work = [dist.P2POp(dist.isend, tensor, rank, group) for rank, tensor in sends]
+        work += [dist.P2POp(dist.irecv, tensor, rank, group) for rank, tensor in takes]
+        for pending in dist.batch_isend_irecv(work) if work else ():
+            pending.wait()
+
     def swap_tensors(self, sent: torch.Tensor, outgoing: list[int], incoming: list[int]) -> torch.Tensor:
         """All-to-all of a flat tensor in the ranks' order; sizes in elements, this rank's own part included."""
         received = sent.new_empty(sum(incoming))

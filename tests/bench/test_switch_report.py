@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bench.errors import UserError
-from bench.report.switch import ALL_PARTS, paper_rows, part_rows, render_switch, sentences
+from bench.report.switch import ALL_PARTS, kv_rows, paper_rows, part_rows, render_switch, sentences
 from bench.switch import LAYOUTS, ToAndFro
 from pat.policy import Keep, RolloutState, Switch
 
@@ -33,6 +33,12 @@ def found() -> dict:
         "sequences": 16,
         "prompt_tokens": 64,
         "switches": up + down,
+        "kv_trials": [
+            {"old": "TP1xDP2", "new": "TP2xDP1", "way": way, "sequences": n, "predicted_s": 0.012, "measured_s": s}
+            for way in ("migrate", "recompute")
+            for n in (1, 8)
+            for s in (0.010, 0.012, 0.016)
+        ],
         "seats_bytes": {"TP1": [0, 400_000_000], "TP2": [175_000_000, 25_000_000]},
         "decode_step_ms": {"TP1": 100.0, "TP2": 50.0},
         "restart": {"stop_s": 1.0, "start_s": 7.0, "prefill_s": 2.0, "total_s": 10.0},
@@ -51,6 +57,26 @@ def test_ratios(found):
     assert "A switch up takes 40 ms (median of 3): 0.40% of a restart (10.0 s), 0.4 decode steps" in up
     assert "A switch down takes 20 ms (median of 1): 0.20% of a restart (10.0 s), 0.4 decode steps" in down
     assert "sent 0 bytes of weights and created 0 communicators" in rest
+
+
+def test_predictions_of_kv_cache(found):
+    """Errors +20%, 0 and -25%."""
+    rows = kv_rows(found)
+    assert [(row["KV cache"], row["sequences"]) for row in rows] == [
+        ("migrate", "1"),
+        ("migrate", "8"),
+        ("recompute", "1"),
+        ("recompute", "8"),
+    ]
+    assert rows[0] == {
+        "switch": "TP1xDP2 → TP2xDP1",
+        "KV cache": "migrate",
+        "sequences": "1",
+        "predicted": "12.0",
+        "measured": "12.0",
+        "error": "+0% (-20 – +16)",
+        "switches": "3",
+    }
 
 
 def test_parts(found):

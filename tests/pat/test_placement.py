@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pat.layout import Layout, layouts
-from pat.placement import home_replica, nearby, place, shares_ranks
+from pat.placement import Room, home_replica, nearby, place, shares_ranks
 
 PAIRS = [(a, b, w) for w in (8, 16) for a, b in product(layouts(w, node=8), repeat=2)]
 
@@ -47,11 +47,11 @@ def moves(draw):
 @given(moves())
 def test_no_replica_is_over_its_capacity_and_only_the_homeless_queue(move):
     old, new, replica, context, capacity = move
-    target = place(old, new, replica, context, capacity, 8)
-    load = np.bincount(target[target >= 0], weights=context[target >= 0], minlength=new.dp)
+    target = place(old, new, replica, context, Room(capacity), 8)
+    load = np.bincount(target[target >= 0], weights=context[target >= 0] + 1, minlength=new.dp)
     assert np.all(load <= capacity)
     for i in np.flatnonzero(target < 0):  # it had no room anywhere, even at the end
-        assert np.all(load + context[i] > capacity)
+        assert np.all(load + context[i] + 1 > capacity)
     if capacity == 10**6:
         counts = np.bincount(target, minlength=new.dp)
         assert counts.sum() == len(context)
@@ -62,17 +62,30 @@ def test_no_replica_is_over_its_capacity_and_only_the_homeless_queue(move):
 def test_even_batches_never_leave_their_ranks(old, new, world):
     """With the same number on every old replica, everyone stays where part of its KV is, and counts stay even."""
     replica = np.arange(4 * world) % old.dp
-    target = place(old, new, replica, np.full(4 * world, 100), 10**6, 8)
+    target = place(old, new, replica, np.full(4 * world, 100), Room(10**6), 8)
     assert np.all(shares_ranks(old, new, replica, target, 8))
     assert np.bincount(target).tolist() == [4 * world // new.dp] * new.dp
 
 
 def test_longest_stays_at_home_and_the_surplus_moves_to_the_emptiest():
     """Three on replica 0 (home 0), one on replica 1 (home 1): the shortest of the three moves."""
-    target = place(Layout(2, 4), Layout(4, 2), np.array([0, 0, 2, 1]), np.array([50, 10, 40, 5]), 1000)
+    target = place(Layout(2, 4), Layout(4, 2), np.array([0, 0, 2, 1]), np.array([50, 10, 40, 5]), Room(1000))
     assert target.tolist() == [0, 1, 0, 1]
 
 
 def test_the_one_without_room_queues():
-    target = place(Layout(4, 2), Layout(8, 1), np.array([0, 1, 0]), np.array([60, 50, 40]), 100)
+    target = place(Layout(4, 2), Layout(8, 1), np.array([0, 1, 0]), np.array([60, 50, 40]), Room(102))
     assert target.tolist() == [0, -1, 0]
+
+
+def test_pages_and_the_number_of_requests_are_limits_too():
+    up = Layout(1, 2), Layout(2, 1)
+    assert place(*up, [0, 1], [8, 8], Room(24, page_tokens=8)).tolist() == [0, -1]  # two pages each, three are there
+    assert place(*up, [0, 1, 0], [5, 9, 7], Room(1000, requests=2)).tolist() == [-1, 0, 0]
+
+
+def test_a_shared_prompt_takes_room_once():
+    up = Layout(1, 2), Layout(2, 1)
+    assert place(*up, [0, 0, 0], [60, 50, 50], Room(83)).tolist() == [0, -1, -1]
+    assert place(*up, [0, 0, 0], [60, 50, 50], Room(83), shared={1: (0, 40), 2: (0, 40)}).tolist() == [0, 0, 0]
+    assert place(*up, [0, 0, 0], [60, 50, 50], Room(82), shared={1: (0, 40), 2: (0, 40)}).tolist() == [0, 0, -1]

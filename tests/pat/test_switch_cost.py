@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from bench.backends.simulated.synthetic import LLAMA_8B, constant_profile
 from pat.layout import Layout, layouts
 from pat.links import Links
-from pat.placement import place
+from pat.placement import Room, place
 from pat.switch_cost import SwitchModel, SwitchParts, wire_share
 
 LINKS = Links(intra_node_bytes_per_s=1e11, inter_node_bytes_per_s=1e10, latency_s=1e-4, local_copy_bytes_per_s=1e12)
@@ -27,7 +27,7 @@ def even(old: Layout, new: Layout, per_rank: int, tokens: int, node: int = 8):
     """``per_rank`` sequences for each world rank, the same context, dealt evenly: cost's arguments."""
     replica = np.arange(per_rank * old.world) % old.dp
     context = np.full(len(replica), tokens)
-    return context, replica, place(old, new, replica, context, 1 << 40, node)
+    return context, replica, place(old, new, replica, context, Room(1 << 40), node)
 
 
 def test_wire_share_keeps_the_common_heads():
@@ -98,7 +98,7 @@ def test_estimate_equals_the_cost_of_an_even_batch(pair, per_rank, tokens, kv, p
 def test_estimate_counts_the_fullest_replica_of_an_uneven_batch(pair, batch):
     old, new = pair
     replica, context = np.arange(batch) % old.dp, np.full(batch, 700)
-    cost = model("migrate").cost(old, new, context, replica, place(old, new, replica, context, 1 << 40, 8))
+    cost = model("migrate").cost(old, new, context, replica, place(old, new, replica, context, Room(1 << 40), 8))
     estimate = model("migrate").estimate_s(old, new, np.array([batch]), np.array([700]))
     assert estimate[0] == pytest.approx(cost.total_s, rel=1e-9)
 
@@ -115,7 +115,7 @@ def test_each_sequence_takes_its_cheaper_way(pair, contexts, prefill_token_s):
         return
     context = np.array(contexts)
     replica = np.arange(len(context)) % old.dp
-    target = place(old, new, replica, context, 1 << 40, 8)
+    target = place(old, new, replica, context, Room(1 << 40), 8)
     ways = {kv: model(kv, prefill_token_s).cost(old, new, context, replica, target) for kv in ("cheaper", "migrate")}
     counted = 0
     for c, d, e in zip(context, replica, target, strict=True):

@@ -5,10 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pat.layout import Layout
-from pat.reshard.kv import KvCosts, Room, Sequence, busiest_heads, plan_kv
+from pat.placement import Room
+from pat.reshard.kv import KvCosts, Sequence, busiest_heads, plan_kv
 
 WORLD = 8
-COSTS = KvCosts(exchange_s=1e-3, bytes_per_s=1e9, prefill_fixed_s=1e-3, prefill_token_s=1e-4)
+COSTS = KvCosts(exchange_s=1e-3, sequence_s=5e-4, bytes_per_s=1e9, prefill_fixed_s=1e-3, prefill_token_s=1e-4)
 tps = st.sampled_from([1, 2, 4, 8])
 
 
@@ -36,7 +37,7 @@ def test_every_sequence_has_one_place_that_has_room(case, mode):
     assert [p.sequence for p in plan.placements] == list(range(len(sequences)))
     for replica in range(new.dp):
         moved = [p for p in plan.migrated if p.replica == replica]
-        slots = sum(room.slots(sequences[p.sequence].tokens - p.start) for p in moved)
+        slots = sum(room.needed(sequences[p.sequence].tokens - p.start) for p in moved)
         assert slots <= room.tokens
         assert len(moved) <= room.requests
     assert plan.count("migrate") + plan.count("recompute") + plan.count("queue") == len(sequences)
@@ -101,9 +102,21 @@ def test_the_busiest_rank_sets_the_time_of_a_migration():
     up, down = (Layout(1, 2), Layout(2, 1)), (Layout(2, 1), Layout(1, 2))
     two = [Sequence(0, 100), Sequence(1, 100)]
     plan = plan_kv(two, *up, 8, 10, Room(1000, 8), COSTS, "migrate")
-    assert plan.migrate_s == pytest.approx(1e-3 + 100 * 8 * 10 / 1e9)  # each rank sends all heads of its own sequence
+    assert plan.migrate_s == pytest.approx(
+        2e-3 + 100 * 8 * 10 / 1e9
+    )  # each rank sends one with all heads, takes two with half
     plan = plan_kv([Sequence(0, 100), Sequence(0, 100)], *down, 8, 10, Room(1000, 8), COSTS, "migrate")
-    assert plan.migrate_s == pytest.approx(1e-3 + 100 * 8 * 10 / 1e9)  # each sends its half of both, gets all of one
+    assert plan.migrated_most == (2, 8000)
+    assert plan.migrate_s == pytest.approx(2e-3 + 100 * 8 * 10 / 1e9)  # each sends its half of both, gets all of one
+
+
+def test_the_fullest_replica_sets_the_time_of_a_recomputation():
+    sequences = [Sequence(0, 100), Sequence(0, 50), Sequence(0, 10)]
+    costs = KvCosts(prefill_fixed_s=1.0, prefill_sequence_s=0.1, prefill_token_s=1e-3, prefill_token2_s=1e-6)
+    plan = plan_kv(sequences, Layout(2, 1), Layout(1, 2), 4, 64, Room(1000, 8), costs, "recompute")
+    assert plan.recomputed_most == (2, 60)
+    assert plan.recompute_s == pytest.approx(1.0 + 2 * 0.1 + 60e-3 + (50**2 + 10**2) * 1e-6)
+    assert plan.migrated_most == (0, 0)
 
 
 def test_an_unknown_mode_is_refused():

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from bench.tiny_models import materialise
 from pat.layout import Layout
-from pat.reshard.kv import KvCosts, Room, Sequence, plan_kv
+from pat.placement import Room
+from pat.reshard.kv import KvCosts, Sequence, plan_kv
 from pat.sglang import kv_pool
 from pat.sglang.order import Fault, Order, Route, fields_of
 from pat.sglang.router import Router

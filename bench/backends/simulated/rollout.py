@@ -9,7 +9,7 @@ import numpy as np
 from bench.backends.simulated.admission import Admission
 from bench.backends.simulated.replica import NO_ONE, Replica, Sequences
 from pat.layout import Layout
-from pat.placement import place
+from pat.placement import Room, place
 from pat.policy import Policy, RolloutState, Switch
 from pat.profile import StepProfile
 from pat.switch_cost import SwitchCost, SwitchModel
@@ -149,8 +149,7 @@ def switch(
     running = np.concatenate([r.running for r in replicas])
     origin = np.repeat([r.index for r in replicas], [len(r.running) for r in replicas])
     context = sequences.context_tokens(running)
-    capacity = system.capacity_tokens[new]
-    target = place(old, new, origin, context, capacity, system.switches.node)
+    target = place(old, new, origin, context, Room(system.capacity_tokens[new]), system.switches.node)
     moved = target >= 0
     cost = system.switches.cost(old, new, context[moved], origin[moved], target[moved])
     fresh = make_replicas(system, new, sequences, max_response_tokens, barrier_s + cost.total_s)
