@@ -2,7 +2,7 @@
 
     iteration = generation + old log-probs + reference + update + weight sync
 
-A training pass is bound by arithmetic or, where that is slower, by FSDP's gathering of the weights for every micro-batch
+A training pass is bound by arithmetic or, where that is slower, by FSDP's gathering of the weights for each micro-batch
 (the two overlap). Arithmetic of a forward pass over sequences of L tokens (2 a multiply-add, causal attention):
 
     2 x (parameters without the input embedding) x sum(L)  +  2 x layers x heads x head_dim x sum(L^2)
