@@ -1,6 +1,6 @@
 """PAT in VeRL: a package that unmodified verl 0.9.1 loads by configuration.
 
-**How it is loaded.** ``plugin.py`` is an entry point of the group ``verl.plugins``, imported by ``import verl`` in every
+**How it is loaded.** ``plugin.py`` is an entry point of the group ``verl.plugins``, imported by ``import verl`` in each
 process; with ``VERL_PLATFORM=cpu`` it registers the CPU platform. ``register.py`` is named by
 ``actor_rollout_ref.model.external_lib`` and adds rollout backend ``pat`` and, on the CPU, the FSDP2 engine. VeRL hides
 what goes wrong in an entry point: ``plugin.py`` prints it, and ``register.py`` raises it where VeRL does not hide it.

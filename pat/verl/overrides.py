@@ -193,7 +193,6 @@ def environment(run: GrpoRun, metrics: Path) -> dict[str, str]:
     cores = os.cpu_count() or 1
     return common | {
         "VERL_PLATFORM": "cpu",
-        "CUDA_VISIBLE_DEVICES": "",
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
         "SGLANG_USE_CPU_ENGINE": "1",
