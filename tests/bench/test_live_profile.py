@@ -36,7 +36,7 @@ def samples_of(change=lambda rows: rows, variants=("greedy",), repeats=3, of=Non
                         time_s = 1e-3 + 1e-5 * tokens
                         rows.append((*at, "extend", 1, tokens, tokens, time_s, time_s))
     steps = change(pd.DataFrame(rows, columns=list(COLUMNS)))
-    costs = KvCosts(exchange_s=0.004, bytes_per_s=2e9)
+    costs = {layout: KvCosts(exchange_s=0.004, sequence_s=3e-4, bytes_per_s=2e9) for layout in BOTH}
     switches = (SWITCH, SWITCH | {"pause_s": 0.010}, SWITCH | {"pause_s": 9.0})
     return Samples("tiny", SHAPE, "cpu", 16, 200, steps, switches, costs, {"of": of or {}})
 
@@ -88,8 +88,12 @@ def test_host_terms_are_lines_over_the_sequences_by_layout_and_variant():
 
 def test_switch_parts_are_medians_and_links_the_engines_rates():
     samples = samples_of()
-    assert samples.parts().fixed_s == pytest.approx(0.010 + 0.001 + 0.002)
-    assert (samples.links().intra_node_bytes_per_s, samples.links().latency_s) == (2e9, 0.004)
+    assert samples.parts().fixed_s == pytest.approx(0.010 + 0.001 + 0.002 + 0.004)  # the last of moving KV cache
+    assert (samples.links().local_copy_bytes_per_s, samples.links().latency_s) == (2e9, 3e-4)
+    prefill_s = samples.profile().prefill_s(1, np.array([1.0, 65.0]))
+    for costs in samples.kv_costs().values():
+        assert costs.bytes_per_s == 2e9
+        assert [costs.prefill_fixed_s + costs.recompute_s(n) for n in (1, 65)] == pytest.approx(prefill_s)
 
 
 def test_a_layout_without_decode_steps_is_an_error():
