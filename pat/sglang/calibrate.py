@@ -128,16 +128,17 @@ class Stream:
 
     async def _run(self) -> None:
         sampling = {"temperature": 0, "ignore_eos": True, "max_new_tokens": RESPONSE_TOKENS}
-        async for chunk in await self.engine.async_generate(
-            input_ids=self.prompt, sampling_params=sampling, stream=True
-        ):
-            self.count = len(chunk["output_ids"])
+        request = {"input_ids": self.prompt, "sampling_params": sampling, "stream": True}
+        try:
+            async for chunk in await self.engine.async_generate(**request):
+                self.count = len(chunk["output_ids"])
+                self.news.set()
+        finally:
+            self.over = True
             self.news.set()
-        self.over = True
-        self.news.set()
 
     async def grown(self, tokens: int) -> None:
-        """Wait until there are so many tokens more than now; an ended response counts as grown."""
+        """Wait until there are so many tokens more than now; a response that has ended, or failed, counts as grown."""
         wanted = self.count + tokens
         while self.count < wanted and not self.over:
             self.news.clear()
