@@ -43,12 +43,12 @@ class Trial:
         return self.record.predicted_migrate_s if self.record.migrated else self.record.predicted_recompute_s
 
 
-def fit_costs(terms: Sequence[Sequence[float]], seconds: Sequence[float]) -> np.ndarray:
+def fit_costs(terms: Sequence[Sequence[float]], seconds: Sequence[float]) -> list[float]:
     """[K] rates, none below zero, of the least squares of relative errors: seconds [N] ~ terms [N, K] @ rates."""
     terms, seconds = np.asarray(terms, dtype=float), np.asarray(seconds, dtype=float)
     weighted = terms / seconds[:, None]
     scale = np.maximum(np.abs(weighted).max(axis=0), 1e-300)
-    return nnls(weighted / scale, np.ones(len(seconds)))[0] / scale
+    return (nnls(weighted / scale, np.ones(len(seconds)))[0] / scale).tolist()
 
 
 def fitted(costs: KvCosts, trials: Sequence[Trial]) -> KvCosts:
