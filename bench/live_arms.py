@@ -81,8 +81,8 @@ class LiveArms:
 
     def _kv_costs(self, profile: StepProfile) -> dict[Layout, KvCosts]:
         """Costs of KV cache by the layout to go to: migration measured by switches, prefill as in the profile."""
-        engine = self.engine.engine
-        measured = engine.loop.run_until_complete(measure_costs(engine, SHAPES, rounds=1, recompute=False))
+        work = measure_costs(self.engine.engine, SHAPES, rounds=1, recompute=False)
+        measured = self.engine.loop.run_until_complete(work)
         found = {}
         for layout, costs in measured.items():
             one_s, more_s = profile.prefill_s(layout.tp, [1.0, 65.0]).tolist()
