@@ -1,4 +1,4 @@
-"""Command line: ``python -m bench gen | report``."""
+"""Command line: ``python -m bench gen | profile | switch | report``."""
 
 from __future__ import annotations
 
@@ -52,11 +52,40 @@ def gen(
         bool, typer.Option("--dry-run", help="Print what would be launched, and launch nothing.")
     ] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Run finished arms again instead of keeping them.")] = False,
+    profile: Annotated[
+        Path | None, typer.Option(help="Step profile (`bench profile`) that measured PAT plans with; none: its own.")
+    ] = None,
+    force_profile: Annotated[
+        bool, typer.Option("--force-profile", help="Take --profile also from another model, machine or version.")
+    ] = False,
 ) -> None:
     """Rollouts: static layouts beside PAT. Writes raw records and OUT/gen.md; run again to resume."""
     from bench.gen import Options, run
 
-    run(Options(tuple(experiments or ()), seeds, dataset, trace, tier, model, tracker, out, dry_run, fresh))
+    chosen = tuple(experiments or ())
+    run(Options(chosen, seeds, dataset, trace, tier, model, tracker, out, dry_run, fresh, profile, force_profile))
+
+
+@app.command("profile")
+def profile_command(
+    model: Annotated[
+        str | None,
+        typer.Option(help="Preset of bench/tiny_models.py, or a model directory; none: those of the CPU experiments."),
+    ] = None,
+    layouts: Annotated[str, typer.Option(help="Layouts of one world, with commas between.")] = "TP1xDP2,TP2xDP1",
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    sequences: Annotated[int, typer.Option(min=1, help="Of a whole rollout; replicas share them.")] = 32,
+    context: Annotated[int, typer.Option(min=32, help="The longest context, in tokens.")] = 288,
+    repeats: Annotated[int, typer.Option(min=1, help="Times that every point is measured.")] = 3,
+    out: Out = Path("results"),
+) -> None:
+    """Measure steps of real SGLang here, by TP, batch and context. Writes OUT/raw/profile-MODEL.parquet.
+
+    `bench gen` on this machine plans with it from then on.
+    """
+    from bench.profile import run
+
+    run(model, layouts, device, sequences, context, repeats, out)
 
 
 @app.command()
@@ -76,15 +105,17 @@ def switch(
 @app.command()
 def report(
     out: Out = Path("results"),
-    check: Annotated[bool, typer.Option("--check", help="Fail where the report lacks a section.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Fail where a report lacks a section.")] = False,
 ) -> None:
-    """Render OUT/gen.md anew from the raw records."""
-    from bench.report.gen import check_sections, render
+    """Render OUT/gen.md and OUT/predictor.md anew from the raw records."""
+    from bench.report.gen import SECTIONS, check_sections, render
+    from bench.report.predictor import check_predictor, render_predictor
 
-    path = render(out)
+    path, predictor = render(out), render_predictor(out)
     if check:
-        check_sections(path)
-    print(path)
+        check_sections(path, SECTIONS)
+        check_predictor(predictor)
+    print(path, predictor, sep="\n")
 
 
 def main() -> None:

@@ -13,7 +13,9 @@ from bench.errors import UserError
 from bench.experiment import Experiment, known_experiments, load_experiment
 from bench.gen_measured import run_measured
 from bench.gen_predicted import run_predicted
-from bench.report.gen import render
+from bench.hold_out import write_hold_out
+from bench.report.gen import recorded, render
+from bench.report.predictor import render_predictor
 from bench.tracking import make_tracker
 from bench.workloads.problems import Problem, load_problems
 from bench.workloads.trace import LengthTrace, read_trace
@@ -35,6 +37,8 @@ class Options:
     out: Path = Path("results")
     dry_run: bool = False
     fresh: bool = False
+    profile: Path | None = None
+    force_profile: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +80,8 @@ def run(options: Options) -> None:
     finally:
         tracker.finish()
     path = render(options.out)
-    console.print(f"report: {path}")
+    write_hold_out(options.out, [one.experiment for one in recorded(options.out)])
+    console.print(f"reports: {path}, {render_predictor(options.out)}")
 
 
 def adjusted(experiment: Experiment, options: Options) -> Experiment:

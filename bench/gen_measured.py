@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 
 from bench.errors import UserError
@@ -10,6 +12,7 @@ from bench.gen_predicted import made_of
 from bench.gpus import local_devices, serves
 from bench.measured import Job, arms_of, interleaved, run_jobs, step_rows, summarise
 from bench.predicted import trace_of
+from bench.profiles.stored import identity, load_given, recorded_path
 from bench.provenance import load_average
 from bench.records import RecordStore, fingerprint_of
 from bench.tiny_models import PRESETS, materialise
@@ -38,7 +41,12 @@ def run_experiment(experiment: Experiment, workload, options, tracker, progress)
             f"{experiment.cluster.gpu}, which this machine lacks; --dry-run shows what would be launched"
         )
     model_path = model_of(experiment, options.model)
+    given = None
+    if options.profile is not None:
+        of = identity(Path(model_path), device)
+        given = load_given(options.profile, of, experiment.layouts, options.force_profile)
     tokenizer = tokenizer_of(model_path)
+    plans_by = [] if given is None else [given.provenance, options.force_profile]
     jobs, marks, traces = [], {}, {}
     for batch in experiment.batches:
         for seed, arm in interleaved(experiment.seeds, arms_of(experiment)):
@@ -46,7 +54,9 @@ def run_experiment(experiment: Experiment, workload, options, tracker, progress)
             traces[batch, seed] = trace
             job = Job(experiment, arm, seed, [list(p.token_ids) for p in prompts], trace)
             jobs.append(job)
-            marks[job] = fingerprint_of(experiment.model_dump_json(), model_path, job.arm, batch, seed, trace.sha256)
+            marks[job] = fingerprint_of(
+                experiment.model_dump_json(), model_path, job.arm, batch, seed, trace.sha256, *plans_by
+            )
     store = RecordStore(options.out, experiment.name)
     kept = {} if options.fresh else {r.fingerprint for r in store.read().values()}
     store.write_made(made_of(experiment, traces, list(marks.values())))
@@ -56,7 +66,11 @@ def run_experiment(experiment: Experiment, workload, options, tracker, progress)
     if not todo:
         return
     tracker.start(experiment.name, experiment.model_dump(mode="json"))
-    for job, rollout in run_jobs(todo, model_path, device, lambda *_: progress.advance(task)):
+    record_profile = recorded_path(options.out, experiment.model)
+    jobs_run = run_jobs(
+        todo, model_path, device, lambda *_: progress.advance(task), given, lambda samples: samples.save(record_profile)
+    )
+    for job, rollout in jobs_run:
         record = summarise(job, rollout).model_copy(update={"fingerprint": marks[job], "load_average": load_average()})
         steps = step_rows(rollout.steps)
         store.write_steps(record, steps)

@@ -11,6 +11,7 @@ import pandas as pd
 from bench.backends.sglang_engine import EngineRollout, StaticEngine
 from bench.experiment import Experiment
 from bench.live_arms import LIVE_ARMS, LiveArms
+from bench.profiles.samples import Samples
 from bench.records import RolloutSummary
 from bench.stats import weighted_percentiles
 from bench.workloads.trace import LengthTrace
@@ -47,16 +48,27 @@ def interleaved(seeds: Sequence[int], arms: Sequence[str]) -> list[tuple[int, st
 
 
 def run_jobs(
-    jobs: Sequence[Job], model_path: str, device: str, progress: Callable[[Job, int, int], None]
+    jobs: Sequence[Job],
+    model_path: str,
+    device: str,
+    progress: Callable[[Job, int, int], None],
+    given: Samples | None = None,
+    profiled: Callable[[Samples], None] = lambda samples: None,
 ) -> Iterator[tuple[Job, EngineRollout]]:
-    """Run the jobs in order; an engine lives as long as consecutive jobs share it, warm-ups are discarded."""
+    """Run the jobs in order; an engine lives as long as consecutive jobs share it, warm-ups are discarded.
+
+    ``given``: the step profile that adaptive arms plan with; None: cached, or measured on their engine. ``profiled`` is
+    told which they have taken.
+    """
     engine, name = None, ""
     try:
         for job in jobs:
             if job.engine != name:
                 if engine is not None:
                     engine.stop()
-                engine, name = start(job, model_path, device), job.engine
+                engine, name = start(job, model_path, device, given), job.engine
+                if isinstance(engine, LiveArms):
+                    profiled(engine.samples)
             if isinstance(engine, LiveArms):
                 engine.choose(job.arm, job.seed)
             response = job.trace.response_tokens.tolist()
@@ -66,19 +78,24 @@ def run_jobs(
             engine.stop()
 
 
-def start(job: Job, model_path: str, device: str) -> StaticEngine | LiveArms:
-    """The engine of a job, running. On a CPU every rank gets room for its share of the greatest rollout."""
+def start(job: Job, model_path: str, device: str, given: Samples | None = None) -> StaticEngine | LiveArms:
+    """The engine of a job, running."""
     sequences, experiment = len(job.prompts), job.experiment
     sizes: dict = {"sequences": sequences}
     if device == "cpu":
-        longest = max(map(len, job.prompts)) + experiment.max_response_tokens + 8
-        sizes["kv_tokens_per_rank"] = longest * -(-sequences // experiment.cluster.world)
+        sizes["kv_tokens_per_rank"] = kv_tokens_per_rank(experiment, list(map(len, job.prompts)))
     if job.engine == "adaptive":
-        engine = LiveArms(experiment, model_path, device, sizes)
+        engine = LiveArms(experiment, model_path, device, sizes, given)
     else:
         engine = StaticEngine.of(model_path, Layout.parse(job.arm.removeprefix("static-")), device, **sizes)
     engine.start()
     return engine
+
+
+def kv_tokens_per_rank(experiment: Experiment, prompt_tokens: Sequence[int]) -> int:
+    """On a CPU: room for a rank's share of the greatest rollout of these prompts."""
+    longest = int(max(prompt_tokens)) + experiment.max_response_tokens + 8
+    return longest * -(-len(prompt_tokens) // experiment.cluster.world)
 
 
 def summarise(job: Job, rollout: EngineRollout) -> RolloutSummary:

@@ -29,6 +29,7 @@ class TpGrid:
     eager_extra_s      added to a step whose batch is above the largest graph (launches, the slower all-reduce)
     measured_batch, measured_context_tokens, measured_tokens
                        the largest batch, context and product of both that rest on measurement; beyond, extrapolated
+    half_interval      half of the 90% interval around a decode step, as a share of it; 0 where it is not known
     """
 
     tp: int
@@ -42,6 +43,7 @@ class TpGrid:
     measured_batch: int = 1 << 30
     measured_context_tokens: int = 1 << 30
     measured_tokens: int = 1 << 60
+    half_interval: float = 0.0
 
     def padded(self, batch: np.ndarray) -> np.ndarray:
         """The batch a step really runs: rounded up to its CUDA graph; unchanged above the largest."""
@@ -107,6 +109,11 @@ class StepProfile:
         """Seconds of one decode step of ``batch`` sequences whose mean context is ``context_tokens``."""
         return self.table(tp, int(batch)).one_step_s(int(batch), context_tokens)
 
+    def decode_interval_s(self, tp: int, batch: float, context_tokens: float) -> tuple[float, float]:
+        """(low, high) that hold nine of ten measured points, by the profile's hold-out errors."""
+        step_s, half = self.decode_s(tp, batch, context_tokens), self.grids[tp].half_interval
+        return step_s * (1.0 - half), step_s * (1.0 + half)
+
     def prefill_s(self, tp: int, tokens: np.ndarray | float) -> np.ndarray:
         """Seconds to prefill ``tokens`` in one step."""
         return self.grids[tp].prefill_time_s(tokens)
@@ -131,6 +138,7 @@ class StepProfile:
                 "measured_batch": grid.measured_batch,
                 "measured_context_tokens": grid.measured_context_tokens,
                 "measured_tokens": grid.measured_tokens,
+                "half_interval": grid.half_interval,
             }
         columns = dict(
             zip(("kind", "tp", "batch", "tokens", "seconds"), map(list, zip(*rows, strict=True)), strict=True)

@@ -55,7 +55,8 @@ class StaticEngine:
     """A running engine, as a context manager: its processes are gone when the block is left, whatever happened.
 
     ``arguments`` and ``environment`` as from :func:`engine_arguments` and :func:`engine_environment`; the environment
-    must have PAT_STEP_LOG. Of the main thread only (SGLang installs signal handlers).
+    must have PAT_STEP_LOG. Of the main thread only (SGLang installs signal handlers). Set between rollouts:
+    ``temperature`` (0: greedy), ``stream`` (tokens are sent as they come, not at a response's end).
     """
 
     def __init__(self, layout: Layout, arguments: dict, environment: dict[str, str]) -> None:
@@ -64,7 +65,7 @@ class StaticEngine:
         self.log_directory = Path(environment["PAT_STEP_LOG"])
         self.engine, self.loop, self.processes, self.saved = None, None, [], {}
         self.kept_contexts: list = []
-        self.temperature = 0.0
+        self.temperature, self.stream = 0.0, False
 
     @classmethod
     def of(cls, model_path: str | Path, layout: Layout, device: str = "cpu", *, plain: bool = False, **sizes):
@@ -177,8 +178,10 @@ class StaticEngine:
             nonlocal done
             replica = i % self.layout.dp if self.layout.dp > 1 else None
             answer = await self.engine.async_generate(
-                input_ids=prompts[i], sampling_params=parameters[i], routed_dp_rank=replica
+                input_ids=prompts[i], sampling_params=parameters[i], routed_dp_rank=replica, stream=self.stream
             )
+            if self.stream:
+                answer = [chunk async for chunk in answer][-1]
             outputs[i] = list(answer["output_ids"])
             done += 1
             if progress:

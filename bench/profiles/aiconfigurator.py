@@ -87,22 +87,26 @@ def build_grid(shape: ModelShape, directory: Path, gpu: str, tp: int) -> TpGrid:
     batches = grid_batches(largest)
     decode_ms = [[engine.predict_decode_latency(b, c, 2) for c in CONTEXTS_TOKENS] for b in batches]
     prefill_ms = [engine.predict_prefill_latency(1, n) for n in PREFILL_TOKENS]
-    bandwidth = SYSTEMS[gpu] * MEMORY_EFFICIENCY
     batch = np.array(batches)
-    sampler_s = sampling_s(batch, shape.vocab, bandwidth) + logits_gather_s(data_root(), gpu, tp, batch * shape.vocab)
     reductions = 2 * shape.layers + 1
     coverage = attention_coverage(data_root(), gpu, shape, tp)
     return TpGrid(
         tp,
         batch,
         np.array(CONTEXTS_TOKENS),
-        np.array(decode_ms) * 1e-3 + sampler_s[:, None],
+        np.array(decode_ms) * 1e-3 + added_s(shape, gpu, tp, batch)[:, None],
         np.array(PREFILL_TOKENS),
         np.array(prefill_ms) * 1e-3,
         graph_batches=graph_buckets(largest),
         eager_extra_s=reductions * allreduce_gap_s(data_root(), gpu, tp, (largest + 1) * shape.hidden),
         **coverage,
     )
+
+
+def added_s(shape: ModelShape, gpu: str, tp: int, batch: np.ndarray) -> np.ndarray:
+    """[B] seconds of the sampling step, which the package's decode step lacks."""
+    gather_s = logits_gather_s(data_root(), gpu, tp, batch * shape.vocab)
+    return sampling_s(batch, shape.vocab, SYSTEMS[gpu] * MEMORY_EFFICIENCY) + gather_s
 
 
 def data_root() -> Path:

@@ -1,89 +1,84 @@
-"""Step profiles measured on the running engine: few rollouts, their steps timed inside the scheduler."""
+"""Step profiles measured on a running engine: the rollouts of a plan, their steps timed inside the scheduler."""
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Callable
+from pathlib import Path
+
 import pandas as pd
 
 from bench.backends.adaptive_engine import REPORT_STEPS, AdaptiveRollouts
+from bench.profiles.plan import Visit, visits
+from bench.profiles.samples import COLUMNS, Samples
 from pat.layout import Layout
+from pat.model import ModelShape
 from pat.policy import StaticPolicy
-from pat.profile import StepProfile, TpGrid
+from pat.reshard.kv import KvCosts
+from pat.sglang.calibrate import RESPONSE_TOKENS, measure_costs
+from pat.sglang.record import SwitchRecord
 
-STEPS_PER_BATCH = 6
-FEWEST = 3
-"""Steps of a batch below which it is left out."""
-QUARTILE = 0.25
-
-
-def falling_lengths(sequences: int) -> list[int]:
-    """Response lengths with which the running batch falls through 3/4, 1/2, 3/8, ... of ``sequences`` to one, some
-    steps at each."""
-    batches, batch = [], float(sequences)
-    while batch >= 1:
-        batches += [int(batch), int(batch * 0.75)]
-        batch /= 2
-    levels = sorted({b for b in batches if b >= 1}, reverse=True)
-    lengths, steps = [], 0
-    for batch, after in zip(levels, [*levels[1:], 0], strict=True):
-        steps += STEPS_PER_BATCH
-        lengths += [1 + steps] * (batch - after)
-    return lengths
+IDLE_ROUNDS = 4
+"""Times that an idle engine goes through its layouts, up and down; the first is a warm-up."""
+KV_SHAPES = ((1, 32), (4, 32), (4, 96))
+"""Of the switches that the rates of KV migration are fitted to: (sequences in flight, prompt tokens)."""
+SAMPLED_TEMPERATURE = 1.0
 
 
-def grid_of(tp: int, steps: pd.DataFrame, max_context_tokens: int) -> TpGrid:
-    """The grid of one TP degree from logged steps (columns kind, batch, context_tokens, new_tokens, latency_s).
+def measure(
+    engine: AdaptiveRollouts,
+    model: str,
+    sequences: int,
+    max_context_tokens: int,
+    repeats: int = 1,
+    thorough: bool = False,
+    progress: Callable[[int, int], None] = lambda done, of: None,
+) -> Samples:
+    """Profile every layout of a running engine, and its switches; ``progress`` is told of visits.
 
-    Each batch gets a robust line over the context that does not fall; then no batch is faster than a smaller one.
-    Prefill: such a line over the new tokens. ValueError where there are no decode steps.
+    ``sequences`` of a whole rollout. The times are those of whole scheduler steps. ``thorough``: see
+    :func:`bench.profiles.plan.visits`.
     """
-    decode = steps[steps.kind == "decode"].assign(context=lambda d: d.context_tokens / d.batch)
-    contexts = np.array([1, max_context_tokens])
-    rows = {}
-    for batch, mine in decode.groupby("batch"):
-        if len(mine) >= FEWEST:
-            near, far = np.percentile(mine.context, [25, 75])
-            rows[int(batch)] = line(mine.context.to_numpy(), mine.latency_s.to_numpy(), contexts, far - near > 8)
-    if not rows:
-        raise ValueError(f"live profile: no decode steps of TP{tp} were logged")
-    batches = np.array(sorted(rows))
-    decode_s = np.maximum.accumulate(np.array([rows[b] for b in batches]), axis=0)
-    extend = steps[steps.kind == "extend"]
-    tokens = np.array([1, max(2, int(extend.new_tokens.max()))])
-    prefill_s = line(extend.new_tokens.to_numpy(float), extend.latency_s.to_numpy(), tokens, len(extend) > 2)
-    return TpGrid(
-        tp, batches, contexts, decode_s, tokens, prefill_s, (), 0.0, int(batches[-1]), int(decode.context.max())
-    )
+    plan = visits(engine.layouts, sequences, max_context_tokens, repeats, thorough)
+    frames: list[pd.DataFrame] = []
+    for number, visit in enumerate(plan, start=1):
+        if (steps := run(engine, visit)) is not None:
+            frames.append(steps)
+        progress(number, len(plan))
+    switches = tuple(record.as_row() for record in idle_switches(engine))
+    costs = kv_costs(engine)
+    steps = pd.concat(frames, ignore_index=True)
+    shape, device = ModelShape.load(Path(engine.arguments["model_path"])), engine.arguments["device"]
+    made = {"repeats": repeats, "thorough": thorough}
+    return Samples(model, shape, device, sequences, max_context_tokens, steps, switches, costs, made)
 
 
-def line(x: np.ndarray, y: np.ndarray, at: np.ndarray, sloped: bool) -> np.ndarray:
-    """Robust line through (x, y) at ``at``, by the lower quartiles of the lower and the upper half of x; flat unless
-    ``sloped`` and rising. Quartiles, since other load on the machine only ever makes steps longer."""
-    upper = x > np.median(x)
-    if not sloped or not upper.any():
-        return np.full(len(at), np.quantile(y, QUARTILE))
-    x1, x2 = np.quantile(x[~upper], QUARTILE), np.quantile(x[upper], QUARTILE)
-    y1, y2 = np.quantile(y[~upper], QUARTILE), np.quantile(y[upper], QUARTILE)
-    slope = max(0.0, (y2 - y1) / (x2 - x1))
-    centre = np.quantile(y, QUARTILE) - slope * np.quantile(x, QUARTILE)
-    return np.maximum(centre + slope * at, 1e-6)
+def kv_costs(engine: AdaptiveRollouts) -> dict[Layout, KvCosts]:
+    """Measured rates of moving KV cache by the layout to go to; the engine's own where its KV pools are too small."""
+    most = max(sequences * (tokens + RESPONSE_TOKENS) for sequences, tokens in KV_SHAPES)
+    if most > engine.arguments.get("max_total_tokens", 1 << 60):
+        return engine.engine.costs
+    return engine.loop.run_until_complete(measure_costs(engine.engine, KV_SHAPES, rounds=1, recompute=False))
 
 
-def measure(engine: AdaptiveRollouts, model: str, sequences: int, max_context_tokens: int, prompt: int) -> StepProfile:
-    """Profile every layout of a running engine: two rollouts each, with prompts of ``prompt`` tokens and shorter ones.
+def run(engine: AdaptiveRollouts, visit: Visit) -> pd.DataFrame | None:
+    """Steps of one visit in the columns of :class:`Samples`; None where it warms up."""
+    engine.policy = StaticPolicy(visit.layout, REPORT_STEPS)
+    engine.temperature = SAMPLED_TEMPERATURE if visit.variant == "sampled" else 0.0
+    engine.stream = visit.variant == "streamed"
+    try:
+        steps = engine.rollout(visit.prompts(), visit.response_tokens()).steps
+    finally:
+        engine.temperature, engine.stream = 0.0, False
+    if visit.repeat == 0:
+        return None
+    of = {name: getattr(visit, name) for name in ("variant", "prompt_tokens", "repeat")}
+    steps = steps.assign(layout=str(visit.layout), **of, context_tokens=steps.context_tokens / steps.batch)
+    return steps[list(COLUMNS)]
 
-    The times are those of whole scheduler steps, so the host term is in them. ``sequences`` of the whole rollout.
-    """
-    grids = {}
-    for layout in engine.layouts:
-        engine.policy = StaticPolicy(layout, REPORT_STEPS)
-        logged = [run(engine, layout, sequences, tokens) for tokens in (max(4, prompt // 8), prompt)]
-        grids[layout.tp] = grid_of(layout.tp, pd.concat(logged), max_context_tokens)
-    return StepProfile(model, engine.arguments["device"], grids, provenance={"tier": "measured", "source": "step log"})
 
-
-def run(engine: AdaptiveRollouts, layout: Layout, sequences: int, prompt: int) -> pd.DataFrame:
-    """Steps of one rollout in which every replica's batch falls from its share of ``sequences`` to one."""
-    lengths = [n for n in falling_lengths(-(-sequences // layout.dp)) for _ in range(layout.dp)]
-    prompts = [[3 + (17 * i + 7 * j + i * j) % 240 for j in range(prompt)] for i in range(len(lengths))]
-    return engine.rollout(prompts, lengths).steps
+def idle_switches(engine: AdaptiveRollouts) -> list[SwitchRecord]:
+    """Switches with nothing in flight, to every other layout and back; the engine is in its lowest one before."""
+    live, tour = engine.engine, [*engine.layouts[1:], *engine.layouts[-2::-1]]
+    if live.layout != engine.layouts[0]:
+        live.switch(engine.layouts[0])
+    return [live.switch(layout) for _ in range(IDLE_ROUNDS) for layout in tour][len(tour) :]

@@ -223,9 +223,9 @@ def traced(keys: str) -> str:
     return f"Records: `raw/<experiment>.jsonl`, one line per (arm, batch, host_term, seed); keys: {keys}."
 
 
-def check_sections(path: Path) -> None:
+def check_sections(path: Path, sections: tuple[str, ...]) -> None:
     """UserError where a section of the report is missing."""
     lines = path.read_text().splitlines()
-    missing = [section for section in SECTIONS if section not in lines]
+    missing = [section for section in sections if section not in lines]
     if missing:
         raise UserError(f"{path}: lacks the section {missing[0]!r}")

@@ -127,6 +127,31 @@ def gain_plot(comparisons: list[Comparison], paper: dict, path: Path) -> None:
     save(figure, path)
 
 
+def replay_plot(replays: dict[str, list], path: Path) -> None:
+    """Predicted over measured of replayed rollouts (:class:`bench.fidelity.Replay` by experiment): mean decode step by
+    (rollout, TP, batch), and rollout time; the band is 5% either way."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(8, 3.9), layout="constrained")
+    for k, (name, mine) in enumerate(replays.items()):
+        marker = "os^D"[k % 4]
+        steps = pd.concat([r.steps for r in mine])
+        for tp, rows in steps.groupby("tp"):
+            mean_ms = 1e3 * rows[["measured_s", "predicted_s"]].div(rows["count"], axis=0)
+            left.scatter(
+                mean_ms.measured_s, mean_ms.predicted_s, s=10, marker=marker, label=f"{name}, TP{tp}", alpha=0.7
+            )
+        times = [(r.record.rollout_s, r.predicted.rollout_s) for r in mine]
+        right.scatter(*zip(*times, strict=True), s=22, marker=marker, label=name)
+    for axis, what in ((left, "decode step, ms"), (right, "rollout, s")):
+        low, high = axis.get_xlim()
+        ends = np.array([max(0.0, min(low, axis.get_ylim()[0])), max(high, axis.get_ylim()[1])])
+        axis.fill_between(ends, 0.95 * ends, 1.05 * ends, color="0.85", zorder=0)
+        axis.plot(ends, ends, color="black", linewidth=0.6, zorder=0)
+        axis.set_xlabel(f"{what}, measured")
+        axis.set_ylabel(f"{what}, predicted")
+        axis.legend(fontsize=7)
+    save(figure, path)
+
+
 def save(figure, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, **SVG)

@@ -129,9 +129,19 @@ def measured_rows(frame: pd.DataFrame) -> list[dict[str, str]]:
                     "p90, ms": text(interval(runs.decode_p90_ms), 1),
                     "p99, ms": text(interval(runs.decode_p99_ms), 1),
                     "switches": f"{runs.switches.map(len).mean():.1f}",
+                    "layouts, by seed": "; ".join(courses(runs)),
                 }
             )
     return rows
+
+
+def courses(runs: pd.DataFrame) -> list[str]:
+    """The distinct courses of the layouts, in the order of the seeds: ``TP1xDP2 → TP2xDP1 (seeds 0, 1)``."""
+    seeds: dict[str, list[str]] = {}
+    for run in runs.sort_values("seed").itertuples():
+        seeds.setdefault(" → ".join(layout for _, layout in run.layouts), []).append(str(run.seed))
+    named = ((course, "seeds" if len(its) > 1 else "seed", its) for course, its in seeds.items())
+    return [course if len(seeds) == 1 else f"{course} ({noun} {', '.join(its)})" for course, noun, its in named]
 
 
 def trace_rows(traces: list[dict]) -> list[dict[str, str]]:

@@ -53,7 +53,7 @@ def test_a_second_run_keeps_everything(cell, tmp_path, monkeypatch):
     assert (out / "raw" / "small.jsonl").read_bytes() == records
     assert (out / "gen.md").read_text() == report
     assert len(steps) == 7
-    check_sections(out / "gen.md")
+    check_sections(out / "gen.md", SECTIONS)
 
 
 def test_the_same_seed_gives_the_same_bytes(cell, tmp_path, monkeypatch):
@@ -176,4 +176,4 @@ def test_a_report_that_lacks_a_section(tmp_path):
     path = tmp_path / "gen.md"
     path.write_text("\n".join(SECTIONS[:-1]))
     with pytest.raises(Exception, match="How this was made"):
-        check_sections(path)
+        check_sections(path, SECTIONS)

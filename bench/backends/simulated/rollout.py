@@ -17,13 +17,18 @@ from pat.switch_cost import SwitchCost, SwitchModel
 
 @dataclass(frozen=True, eq=False)
 class System:
-    """The machine and engine that a rollout runs on. ``capacity_tokens``: KV tokens a replica of each layout holds."""
+    """The machine and engine that a rollout runs on.
+
+    capacity_tokens   KV tokens a replica of each layout holds
+    reaction_s        from the report that makes a policy switch until ranks hear of it: a step begun by then is made
+    """
 
     profile: StepProfile
     switches: SwitchModel
     capacity_tokens: dict[Layout, int]
     chunk_tokens: int = 8192
     max_running: int = 1 << 20
+    reaction_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +144,7 @@ def switch(
     """Stop all replicas at their next step boundary, wait for the last, move the sequences, start the new layout."""
     old, new = replicas[0].layout, decision.layout
     for replica in replicas:
-        replica.stop(now_s)
+        replica.stop(now_s + system.reaction_s)
     barrier_s = max(now_s, *(r.clock_s for r in replicas))
     running = np.concatenate([r.running for r in replicas])
     origin = np.repeat([r.index for r in replicas], [len(r.running) for r in replicas])
