@@ -242,9 +242,13 @@ class AdaptiveEngine(Engine):
         """
         with tempfile.TemporaryDirectory(prefix="pat-weights-", dir=memory_directory()) as directory:
             save_file({name: tensor.contiguous() for name, tensor in weights}, Path(directory) / "model.safetensors")
-            request = UpdateWeightFromDiskReqInput(model_path=directory, load_format="safetensors")
-            work = self.tokenizer_manager.update_weights_from_disk(request, None)
-            success, message, _ = await self.guard.run(work)
+            await self.async_load_weights(directory)
+
+    async def async_load_weights(self, directory: str) -> None:
+        """As :meth:`async_update_weights`, from the safetensors files of a directory; all weights or a part of them."""
+        request = UpdateWeightFromDiskReqInput(model_path=str(directory), load_format="safetensors")
+        work = self.tokenizer_manager.update_weights_from_disk(request, None)
+        success, message, _ = await self.guard.run(work)
         if not success:
             raise RuntimeError(f"update of weights: {message}")
 

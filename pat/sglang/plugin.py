@@ -10,6 +10,7 @@ MODULES = {
     "PAT_STEP_LOG": "pat.sglang.step_log",
     "PAT_SHM_ALLREDUCE": "pat.sglang.shm_allreduce",
     "PAT_PIN": "pat.sglang.pin",
+    "PAT_SEEDED": "pat.sglang.seeded",
 }
 """Environment variable that turns a part on -> the module whose ``register()`` hooks it in."""
 

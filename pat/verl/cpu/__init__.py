@@ -1,0 +1,1 @@
+"""What VeRL lacks to train on machines without an accelerator."""
