@@ -157,9 +157,9 @@ def step_section(profiles: list[Samples], grids: pd.DataFrame | None) -> list[st
         parts += [
             "Measured here. A point is all steps of one batch after prompts of one length, outliers left out. p50, p90 "
             "and mean: each point predicted by a fit without it. *Batch unseen*: by a fit without any point of its "
-            "batch. *Fit*: by the fit to all points, which may fall neither with batch nor with context; kernels of "
-            "a CPU do, so this is what that rule costs. *Repeats*: how far one measurement of a point is from the "
-            "others, which no model can undercut. "
+            "batch. *Fit*: by the fit to all points, which never falls with the context, and with the batch only where "
+            "the points prove it beyond their scatter. *Repeats*: how far one measurement of a point is from the "
+            "others; other load on the machine shows there, and no model can undercut it by much. "
             f"The paper gives {given['tp2dp4']['value']:.2%} (TP2xDP4) and {given['tp8dp1']['value']:.2%} (TP8xDP1) "
             "on its GPUs, second-hand.",
             markdown(hold_out_rows(profiles)),

@@ -21,6 +21,7 @@ class System:
 
     capacity_tokens   KV tokens a replica of each layout holds
     reaction_s        from the report that makes a policy switch until ranks hear of it: a step begun by then is made
+    reports_at_once   the policy is asked after the first prefill and after the first step in another layout too
     """
 
     profile: StepProfile
@@ -29,6 +30,7 @@ class System:
     chunk_tokens: int = 8192
     max_running: int = 1 << 20
     reaction_s: float = 0.0
+    reports_at_once: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +73,16 @@ def simulate(
         replica.queue = list(range(replica.index, len(sequences.prompt_tokens), layout.dp))
         replica.start()
     past, events, now_s = list(replicas), [], 0.0
+    wait_steps = 0 if system.reports_at_once else policy.interval_steps
     while policy.interval_steps is not None and (busy := [r for r in replicas if r.busy]):
-        now_s = next_question_s(busy, policy.interval_steps, now_s)
+        now_s, wait_steps = next_question_s(busy, wait_steps, now_s), policy.interval_steps
         for replica in busy:
             replica.advance(now_s)
         decision = policy.decide(observe(replicas, sequences, layout, now_s, len(events)))
         if isinstance(decision, Switch):
             event, replicas = switch(system, replicas, sequences, max_response_tokens, now_s, decision)
             layout = decision.layout
+            wait_steps = 1 if system.reports_at_once else policy.interval_steps
             events.append(event)
             past.extend(replicas)
     for replica in replicas:
