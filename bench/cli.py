@@ -136,7 +136,9 @@ def report(
     out: Out = Path("results"),
     check: Annotated[bool, typer.Option("--check", help="Fail where a report lacks a section.")] = False,
 ) -> None:
-    """Render OUT/gen.md and OUT/predictor.md anew from the raw records."""
+    """Render OUT/gen.md, OUT/predictor.md and, where iterations were run, OUT/e2e.md anew from the raw records."""
+    from bench.report.e2e import SECTIONS as E2E_SECTIONS
+    from bench.report.e2e import launches, render_e2e
     from bench.report.gen import SECTIONS, check_sections, render
     from bench.report.predictor import check_predictor, render_predictor
 
@@ -145,6 +147,11 @@ def report(
         check_sections(path, SECTIONS)
         check_predictor(predictor)
     print(path, predictor, sep="\n")
+    if launches(out):
+        path = render_e2e(out)
+        if check:
+            check_sections(path, E2E_SECTIONS)
+        print(path)
 
 
 def main() -> None:

@@ -65,9 +65,9 @@ def run(options: Options) -> None:
                 failed += run_experiment(experiment, options, tracker, progress)
     finally:
         tracker.finish()
-    from bench.report.e2e import render
+    from bench.report.e2e import render_e2e
 
-    console.print(f"report: {render(options.out)}")
+    console.print(f"report: {render_e2e(options.out)}")
     if failed:
         raise UserError("\n".join(failed))
 
@@ -91,8 +91,8 @@ def check_machine(experiment: E2eExperiment, ray_address: str | None) -> None:
     cluster = experiment.cluster
     if cluster.nodes > 1 or not serves(cluster.gpu, cluster.gpus_per_node, local_devices()):
         raise UserError(
-            f"{experiment.name}: needs {cluster.nodes} node(s) of {cluster.gpus_per_node} {cluster.gpu}, and this machine "
-            "is none; give --ray-address of a cluster, or --dry-run to see what would be launched"
+            f"{experiment.name}: needs {cluster.nodes} node(s) of {cluster.gpus_per_node} {cluster.gpu}, unlike this "
+            "machine; give --ray-address of a cluster, or --dry-run to see what would be launched"
         )
 
 
