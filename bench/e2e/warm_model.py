@@ -29,8 +29,8 @@ WARM_MODELS = {"warm-llama": TinyModel("llama", **SMALL), "warm-qwen3": TinyMode
 class Training:
     """Supervised training on worked sums; ``problems`` are drawn with ``seed``, those of the runs with another one."""
 
-    steps: int = 700
-    batch: int = 64
+    steps: int = 400
+    batch: int = 48
     learning_rate: float = 3e-3
     problems: int = 4000
     seed: int = 1_000_003
