@@ -34,6 +34,7 @@ SECTIONS = (
     "## How this was made",
 )
 KNOWN_ARMS = ("pat-paper", "restart", "pat-planned", "oracle")
+WORST_SHOWN = 5
 log = logging.getLogger(__name__)
 
 
@@ -68,7 +69,7 @@ def render_predictor(out: Path) -> Path:
         *fidelity_section(replayed, out),
         *regret_section(comparisons),
         *ablation_section(comparisons),
-        *scenario_section(),
+        *scenario_section(out),
         *made_section(profiles),
     ]
     path = out / "predictor.md"
@@ -397,8 +398,42 @@ def ablation_section(comparisons: list[Comparison]) -> list[str]:
     ]
 
 
-def scenario_section() -> list[str]:
-    return [SECTIONS[6], "The records of random scenarios are not there."]
+def scenario_section(out: Path) -> list[str]:
+    """Random scenarios by family of lengths, and the worst of all."""
+    path = out / "raw" / "scenarios.jsonl"
+    if not path.is_file() or path.stat().st_size == 0:
+        return [SECTIONS[6], "The records of random scenarios are not there."]
+    frame = pd.read_json(path, lines=True)
+    rows = []
+    for family, group in frame.groupby(frame.lengths.str.split(":").str[0]):
+        gains = group.gain_percent
+        rows.append(
+            {
+                "lengths": family,
+                "scenarios": str(len(group)),
+                "gain over best static, mean": f"{gains.mean():+.2f}%",
+                "greatest": f"{gains.max():+.2f}%",
+                "least": f"{gains.min():+.2f}%",
+                "more than 1% slower": str(int((gains < -1).sum())),
+            }
+        )
+    worst = frame.nsmallest(WORST_SHOWN, "gain_percent")
+    names = ("scenario", "model", "gpu", "gpus", "host_term", "lengths", "cap_tokens", "batch", "best_static")
+    shown = [
+        {name: str(getattr(one, name)) for name in names}
+        | {"gain": f"{one.gain_percent:+.2f}%", "layouts": " → ".join(layout for _, layout in one.layouts)}
+        for one in worst.itertuples()
+    ]
+    return [
+        SECTIONS[6],
+        f"{len(frame)} random scenarios (model, GPUs, lengths, cap, batch, host term), each against the best of its "
+        f"static layouts in hindsight. {int((frame.gain_percent < -1).sum())} are more than 1% slower; the worst is "
+        f"{frame.gain_percent.min():+.2f}%.",
+        markdown(rows),
+        f"The {len(worst)} worst:",
+        markdown(shown),
+        "Records: `raw/scenarios.jsonl`, one line a scenario; keys: gain_percent, planned_s, static_s.",
+    ]
 
 
 def made_section(profiles: list[Samples]) -> list[str]:
