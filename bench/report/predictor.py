@@ -143,11 +143,14 @@ def sentences(profiles, grids: pd.DataFrame | None, replayed: list[Replayed], co
             f"Rollout time of {len(errors)} measured rollouts, replayed from the profile alone: p90 error "
             f"{share(np.quantile(np.abs(errors), 0.9))}, mean signed error {share(np.mean(errors), sign=True)}."
         )
-    shares = [s for c in comparisons if (s := c.share_of_oracle("pat-planned")) is not None]
-    if shares:
+    worth = [c for c in comparisons if c.share_of_oracle("pat-planned") is not None]
+    if worth:
+        shares = [c.share_of_oracle("pat-planned") for c in worth]
+        mine, oracle = (np.mean([c.gain(arm, c.best_static).mean for c in worth]) for arm in ("pat-planned", "oracle"))
         lines.append(
-            f"The planner reaches {100 * np.mean(shares):.0f}% of the clairvoyant gain over best static, mean of "
-            f"{len(shares)} cells where that is at least {WORTH_PERCENT}%; least {100 * min(shares):.0f}%."
+            f"The planner gains {mine:+.1f}% over best static where the clairvoyant oracle gains {oracle:+.1f}%, means "
+            f"of {len(worth)} cells in which that is at least {WORTH_PERCENT}%: {100 * mine / oracle:.0f}% of it. The "
+            f"mean of the cells' own shares is {100 * np.mean(shares):.0f}%, the least {100 * min(shares):.0f}%."
         )
     return lines or ["No record to tell of yet."]
 
