@@ -17,13 +17,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 TORCH = "torch==2.13.0"
 SGLANG_WITHOUT_DEPENDENCIES = ["sglang==0.5.23", "xgrammar==0.2.7", "compressed-tensors==0.18.0"]
+VERL_WITHOUT_DEPENDENCIES = ["verl==0.9.1"]
 
 
 def steps(cuda: bool) -> list[list[str]]:
     """pip's arguments, in order."""
     if cuda:
-        return [["-e", f"{ROOT}[gpu,test]"]]
-    return [[TORCH], ["--no-deps", *SGLANG_WITHOUT_DEPENDENCIES], ["-e", f"{ROOT}[cpu,test]"]]
+        return [["--no-deps", *VERL_WITHOUT_DEPENDENCIES], ["-e", f"{ROOT}[gpu,verl,test]"]]
+    bare = ["--no-deps", *SGLANG_WITHOUT_DEPENDENCIES, *VERL_WITHOUT_DEPENDENCIES]
+    return [[TORCH], bare, ["-e", f"{ROOT}[cpu,verl,test]"]]
 
 
 def stamp(cuda: bool) -> str:

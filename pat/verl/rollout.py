@@ -50,8 +50,8 @@ class Rollouts:
     """Opens a rollout with the first request that finds none, closes it with the last answer.
 
     Requests wait until ``expected`` have come or none has for ``quiet_s``: the policy wants to know all prompts, and
-    arms shall begin alike. Later ones (a second turn) join. A policy or a switch that fails leaves the rollout in the layout
-    it has, with a warning and the record's ``error``; a failed engine fails the requests.
+    arms shall begin alike. Later ones (a second turn) join. A policy or a switch that fails leaves the rollout in the
+    layout it has, with a warning and the record's ``error``; a failed engine fails the requests.
     """
 
     def __init__(self, engine: AdaptiveEngine, choice: PolicyChoice, expected: int | None, quiet_s: float) -> None:
