@@ -111,14 +111,17 @@ class Planner:
     def segment_s(self, ahead: Outlook, fresh: bool = False) -> np.ndarray:
         """[L, K] expected seconds of each segment under each layout.
 
-        A layout's time is that of the replica with the longest sequence, which runs it and its even share of the
-        others: 1 + (alive - 1) / dp sequences, at most as many as its KV cache holds. Fractions are averaged between
-        whole batches. What the others wait for comes on top, see :meth:`queue_s`.
+        A layout's time is that of the replica with the longest sequence. It begins with n / dp of the n sequences; of
+        the others there, each is alive with probability (alive - 1) / (n - 1). At most as many run as its KV cache
+        holds. Fractions are averaged between whole batches. What the others wait for comes on top, see
+        :meth:`queue_s`.
         """
         out = np.empty((len(self.layouts), len(ahead.steps)))
+        now = float(ahead.alive[0])
         for i, layout in enumerate(self.layouts):
             fits = self.concurrent(layout, ahead, fresh)
-            batch = np.minimum(1.0 + (ahead.alive - 1.0) / layout.dp, fits)
+            beside = max(0.0, now / layout.dp - 1.0) / max(1.0, now - 1.0)
+            batch = np.minimum(1.0 + (ahead.alive - 1.0) * beside, fits)
             low = np.floor(batch)
             table = self.profile.table(layout.tp, int(batch.max()) + 1)
             low_s, high_s = table.run_s(np.stack([low, low + 1]), ahead.context_tokens, ahead.steps)
