@@ -70,6 +70,13 @@ class LengthModel:
         hazard = np.clip((self.ended + prior) / (self.at_risk + self.doubt), 0.0, 1.0)
         return np.r_[1.0, np.cumprod(1.0 - hazard)]
 
+    def sample(self, sequences: int) -> np.ndarray:
+        """Whole response lengths [sequences]: evenly spaced quantiles of the law, in an order that is always the same
+        and says nothing."""
+        share = (np.random.default_rng(sequences).permutation(sequences) + 0.5) / sequences
+        lengths = np.interp(-share, -self.survival(), self.edges_tokens)
+        return np.clip(np.ceil(lengths), 1, self.cap_tokens).astype(np.int64)
+
 
 def life_table(edges: np.ndarray, ended: np.ndarray, censored: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(ended, at risk) by bin. A censored sequence counts in its last bin for the part it lived through."""
