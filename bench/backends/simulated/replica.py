@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from bench.backends.simulated.admission import Admission
+from pat.correction import Observed
 from pat.layout import Layout
 from pat.planner import known_course
 from pat.profile import StepProfile
@@ -50,6 +51,13 @@ class Schedule:
     seconds: np.ndarray
     until_steps: np.ndarray
     until_s: np.ndarray
+
+
+def from_zero(values: np.ndarray) -> np.ndarray:
+    """[K + 1] running sum of ``values`` [K], 0 first."""
+    out = np.zeros(len(values) + 1, dtype=values.dtype)
+    np.cumsum(values, out=out[1:])
+    return out
 
 
 @dataclass(slots=True, eq=False)
@@ -128,6 +136,12 @@ class Replica:
         plan, (segment, into) = self.schedule, self._where(at_s)
         return self._table().one_step_s(int(plan.batch[segment]), float(plan.context_tokens[segment]) + into)
 
+    def observed(self, at_s: float) -> Observed:
+        """The decode step at ``at_s``, which the schedule covers, as the engine would time it."""
+        plan, (segment, into) = self.schedule, self._where(at_s)
+        batch, context = int(plan.batch[segment]), float(plan.context_tokens[segment]) + into
+        return Observed(batch, context, self._table().one_step_s(batch, context))
+
     def _table(self) -> StepTable:
         return self.profile.table(self.layout.tp, int(self.schedule.batch[0]))
 
@@ -170,13 +184,13 @@ class Replica:
         s.generated_tokens[new] += 1
         over = s.generated_tokens[new] >= s.response_tokens[new]
         s.finished_s[new[over]] = self.clock_s
-        self.running = np.r_[self.running, new[~over]]
+        self.running = np.concatenate([self.running, new[~over]])
         self.full &= not over.any()
 
     def _prefill_s(self, tokens: int) -> float:
         """Chunks of the prefill budget, each with one host step."""
         chunk = self.admission.chunk_tokens
-        chunks = np.r_[np.full(tokens // chunk, chunk), tokens % chunk]
+        chunks = np.array([chunk] * (tokens // chunk) + [tokens % chunk])
         device_s = float(self.profile.prefill_s(self.layout.tp, chunks).sum())
         host = self.profile.host.step_s(self.layout.tp, 1) * np.count_nonzero(chunks)
         return float(self.profile.host.combine(host, device_s))
@@ -202,7 +216,7 @@ class Replica:
         table = self.profile.table(self.layout.tp, int(batch[0]))
         seconds = table.run_s(batch, context, steps)
         self.schedule = Schedule(
-            ids, ends, steps, batch, context, seconds, np.r_[0, np.cumsum(steps)], np.r_[0.0, np.cumsum(seconds)]
+            ids, ends, steps, batch, context, seconds, from_zero(steps), from_zero(seconds)
         )
 
     def _settle(self, segments: int, steps: int, partial_steps: int = 0) -> None:
@@ -212,7 +226,7 @@ class Replica:
         if partial_steps:
             last_s = self._table().run_s(int(plan.batch[segments]), plan.context_tokens[segments], partial_steps)
             count, seconds = np.r_[count, partial_steps], np.r_[seconds, last_s]
-        n, until_s = len(count), np.r_[0.0, np.cumsum(seconds)]
+        n, until_s = len(count), from_zero(seconds)
         start_s = self.clock_s + until_s[:-1]
         self.log.append(("decode", start_s, count, plan.batch[:n], plan.context_tokens[:n], seconds))
         s = self.sequences
