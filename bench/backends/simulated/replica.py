@@ -13,6 +13,8 @@ from pat.profile import StepProfile
 from pat.step_table import StepTable
 
 NO_ONE = np.empty(0, dtype=np.int64)
+HEAD = 64
+"""Waiting sequences looked at first; all of them only where a prefill pass takes this many."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -150,13 +152,14 @@ class Replica:
         """Prefill passes from the head of the queue as the KV budget allows; each yields a token a sequence."""
         s = self.sequences
         while self.queue and not self.full:
-            waiting, running, someone = np.asarray(self.queue), self.running, len(self.running) > 0
-            count, turned_away = self.admission.admit(
-                s.context_tokens(waiting),
-                s.generated_tokens[waiting],
-                self._context(),
-                s.generated_tokens[running],
-            )
+            running, someone = self.running, len(self.running) > 0
+            beside = self._context(), s.generated_tokens[running]
+            for head in (HEAD, len(self.queue)):  # the pass seldom reaches beyond the first few
+                waiting = np.asarray(self.queue[:head])
+                asking = s.context_tokens(waiting), s.generated_tokens[waiting]
+                count, turned_away = self.admission.admit(*asking, *beside)
+                if count < head:
+                    break
             self.full = turned_away and someone  # SGLang forgets it where the pass began with an empty batch
             if count:
                 self._prefill(waiting[:count])
@@ -189,10 +192,12 @@ class Replica:
         remaining = s.response_tokens[self.running] - s.generated_tokens[self.running]
         order = np.argsort(remaining, kind="stable")
         ids, ends = self.running[order], remaining[order]
-        course = known_course(ends, s.context_tokens(ids))
-        steps, batch, context = course.steps.astype(np.int64), course.alive.astype(np.int64), course.context_tokens
         if self.queue:  # the first to leave may make room; after a retraction SGLang asks again at the next step
-            steps, batch, context = steps[:1] if self.full else np.ones(1, dtype=np.int64), batch[:1], context[:1]
+            steps, batch = ends[:1] if self.full else np.ones(1, dtype=np.int64), np.array([len(ids)])
+            context = np.array([s.context_tokens(ids).sum() / len(ids)])
+        else:
+            course = known_course(ends, s.context_tokens(ids))
+            steps, batch, context = course.steps.astype(np.int64), course.alive.astype(np.int64), course.context_tokens
         room = self.admission.room_steps(np.rint(context * batch).astype(np.int64), batch)
         short = np.flatnonzero(room < steps)
         if short.size:  # the KV cache fills up inside this segment, or before it
