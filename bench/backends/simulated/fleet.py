@@ -14,7 +14,7 @@ from bench.backends.simulated.admission import CLIP_NEW_TOKENS
 from bench.backends.simulated.replica import Sequences
 from bench.backends.simulated.rollout import Rollout, SwitchEvent, System
 from pat.layout import Layout
-from pat.placement import place
+from pat.placement import Room, place
 from pat.policy import Policy, RolloutState, Switch
 from pat.step_table import StepTable
 
@@ -217,10 +217,10 @@ def prefill_s(system: System, layout: Layout, tokens: np.ndarray, left: np.ndarr
 def switched(system: System, fleet: Fleet, now_s: float, decision: Switch) -> tuple[SwitchEvent, Fleet]:
     """All replicas stop at their next step boundary, wait for the last, and the new layout goes on."""
     old, new, s = fleet.layout, decision.layout, fleet.sequences
-    running, origin, boundary_s = fleet.stop(now_s)
+    running, origin, boundary_s = fleet.stop(now_s + system.reaction_s)
     barrier_s = max(now_s, float(boundary_s.max()))
     context = s.context_tokens(running)
-    target = place(old, new, origin, context, system.capacity_tokens[new], system.switches.node)
+    target = place(old, new, origin, context, Room(system.capacity_tokens[new]), system.switches.node)
     if (target < 0).any():
         raise Waits
     cost = system.switches.cost(old, new, context, origin, target)
