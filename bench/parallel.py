@@ -8,8 +8,6 @@ import signal
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 
-import numpy as np
-
 from bench.errors import UserError
 
 CHUNKS_PER_CORE = 16

@@ -100,11 +100,15 @@ def evaluate(point: Point) -> list[dict]:
 
 
 def run_sweep(
-    points: list[Point], out: Path, name: str, ray: str | None = None, progress: Callable[[int, int], None] | None = None
+    points: list[Point],
+    out: Path,
+    name: str,
+    ray: str | None = None,
+    progress: Callable[[int], None] = lambda done: None,
 ) -> pd.DataFrame:
     """Rows of all points, in their order, kept in OUT/raw/NAME.jsonl; only points that are not there yet are run.
 
-    Ctrl-C keeps what is finished. ``progress`` is told (points done, of all).
+    Ctrl-C keeps what is finished. ``progress`` is told how many points are done.
     """
     path = out / "raw" / f"{name}.jsonl"
     kept, wanted = read_rows(path), {p.fingerprint: p for p in points}
@@ -121,10 +125,10 @@ def run_sweep(
                 kept[pending[index].fingerprint] = rows
                 file.write("".join(json.dumps(row) + "\n" for row in rows))
                 file.flush()
-                if progress:
-                    progress(len(wanted) - len(pending) + done, len(wanted))
+                progress(len(wanted) - len(pending) + done)
         made = json.dumps(provenance(), indent=1, sort_keys=True)
         path.with_suffix(".provenance.json").write_text(made + "\n")
+    progress(len(wanted))
     in_order = [kept[mark] for mark in wanted]
     write_rows(path, in_order)
     return pd.DataFrame([row for rows in in_order for row in rows])

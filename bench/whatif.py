@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from math import gcd
 from pathlib import Path
@@ -11,30 +12,28 @@ from pydantic import ValidationError
 
 from baselines.limit import physical_limit_s
 from bench.backends.simulated.fleet import Waits, simulate_fleet
-from bench.backends.simulated.rollout import Rollout, simulate
+from bench.backends.simulated.rollout import simulate
 from bench.errors import UserError
 from bench.experiment import Cluster, Experiment, first_fault
 from bench.gpus import gpu
 from bench.launch_plan import gpu_memory
 from bench.machine import Machine, machine_of
 from bench.models import model_shape
+from bench.parallel import parallel
 from bench.predicted import Cell, arms_of, earlier_lengths, trace_of
 from bench.profiles.grid import TPS
 from bench.stats import Interval, gain_percent, interval
-from bench.parallel import parallel
 from bench.workloads.trace import LengthTrace, read_trace
 from pat.layout import Layout, layouts
 from pat.lengths import LengthModel
 from pat.model import ModelShape
-from pat.policy import LengthForesight
+from pat.policy import AdaptivePolicy, LengthForesight
 
 NODE_GPUS = 8
 FLEET_SEQUENCES = 2048
 """From here on the arrays of a fleet are quicker than replica after replica."""
 WAITING_SEQUENCES = 4096
 """Where sequences wait for KV memory, a rollout of more of them is simulated on its heaviest nodes alone."""
-HEAVY_SEEDS_COST = 20_000
-"""Sequences x seeds from which seeds are worth a process each."""
 MINIMUM_GAIN_PERCENT = 1.0
 """Below this nobody should bother."""
 
@@ -152,6 +151,7 @@ class Answer:
     tokens: np.ndarray
     schedule: Schedule
     simulated_nodes: int
+    switch_source: str
     extrapolated: bool
     notes: tuple[str, ...]
 
@@ -175,92 +175,78 @@ class Answer:
         return {arm: interval(self.tokens / s) for arm, s in (*self.rollout_s.items(), ("pat", self.pat_s))}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SeedResult:
-    """One seed: seconds by TP, PAT's seconds and layouts, on ``nodes`` simulated."""
+@dataclass(frozen=True, slots=True)
+class ArmRun:
+    """One rollout: its seconds, TP of its layouts in turn, on how many nodes it was simulated."""
 
-    static_s: dict[int, float]
-    pat_s: float
-    pat_layouts: tuple[str, ...]
-    limit_s: float
-    tokens: int
+    name: str
+    tps: tuple[int, ...]
+    rollout_s: float
     nodes: int
-    peak_batch: dict[int, int]
 
 
 def answer(question: Question) -> Answer:
     """Simulate every static layout and PAT over the seeds; UserError for bad input, before anything runs."""
-    experiment = question.experiment()
-    machine = machine_of(experiment, question.host_term)  # builds or reads the step grids, and refuses what cannot run
+    experiment, host = question.experiment(), question.host_term
+    machine = machine_of(experiment, host)  # builds or reads the step grids, and refuses what cannot run
     if experiment.verl_default not in machine.layouts:
         experiment = experiment.model_copy(update={"verl_default_tp": machine.layouts[0].tp})
-    work = [(experiment, question.host_term, seed) for seed in experiment.seeds]
-    heavy = question.batch * len(work) >= HEAVY_SEEDS_COST and waits(machine, question)
-    results = [r for _, r in sorted(parallel(run_seed, work, processes=None if heavy else 1), key=lambda pair: pair[0])]
-    world = experiment.cluster.world
-    longest = experiment.max_prompt_tokens + experiment.max_response_tokens
+    runs = simulated(experiment, host, len(machine.layouts) + 1)
+    traces = [trace_of(experiment, question.batch, seed) for seed in experiment.seeds]
+    world, longest = experiment.cluster.world, experiment.max_prompt_tokens + experiment.max_response_tokens
+    static = {
+        a: np.array([run.rollout_s for seed in runs for run in seed if run.name == "static" and run.tps == (a.tp,)])
+        for a in machine.layouts
+    }
+    pat = [run for seed in runs for run in seed if run.name != "static"]
+    peak = {a.tp: -(-question.batch // a.dp) for a in machine.layouts}
     return Answer(
         question,
         experiment,
         machine.shape,
         machine.profile.provenance,
         tuple(fit(machine.shape, question, a, longest) for a in experiment.layouts),
-        {Layout.of(tp, world): np.array([r.static_s[tp] for r in results]) for tp in results[0].static_s},
-        np.array([r.pat_s for r in results]),
-        tuple(r.pat_layouts for r in results),
-        np.array([r.limit_s for r in results]),
-        np.array([r.tokens for r in results]),
+        static,
+        np.array([run.rollout_s for run in pat]),
+        tuple(tuple(str(Layout.of(tp, world)) for tp in run.tps) for run in pat),
+        np.array([physical_limit_s(machine.profile, t.prompt_tokens, t.response_tokens) for t in traces]),
+        np.array([int(t.response_tokens.sum()) for t in traces]),
         expected_schedule(experiment, machine),
-        min(r.nodes for r in results),
-        any(machine.profile.extrapolated(tp, n, longest / 2) for r in results for tp, n in r.peak_batch.items()),
+        min(run.nodes for seed in runs for run in seed),
+        machine.parts("seats").source,
+        any(machine.profile.extrapolated(tp, n, longest / 2) for tp, n in peak.items()),
         tuple(notes(question)),
     )
 
 
-def waits(machine: Machine, question: Question) -> bool:
-    """Whether some layout's KV cache may be too small for its share of the batch, at a few thousand tokens each."""
-    return any(question.batch / a.dp * 4096 > tokens for a, tokens in machine.capacity_tokens.items())
+def simulated(experiment: Experiment, host: str, arms: int) -> list[list[ArmRun]]:
+    """The runs of each seed, in the order of its arms. Where sequences wait for KV memory, arms run side by side."""
+    runs: dict[int, list[ArmRun]] = {}
+    for seed in experiment.seeds:
+        with suppress(Waits):
+            runs[seed] = [run_arm((experiment, host, seed, index, False)) for index in range(arms)]
+    waiting = [(experiment, host, s, index, True) for s in experiment.seeds if s not in runs for index in range(arms)]
+    found = sorted(parallel(run_arm, waiting), key=lambda pair: pair[0])
+    for (_, _, seed, _, _), (_, run) in zip(waiting, found, strict=True):
+        runs.setdefault(seed, []).append(run)
+    return [runs[seed] for seed in experiment.seeds]
 
 
-def run_seed(work: tuple[Experiment, str, int]) -> SeedResult:
-    """Every arm of one seed, on the whole fleet or, where that would take long, on its heaviest nodes."""
-    experiment, host, seed = work
-    batch = experiment.batches[0]
-    trace, machine = trace_of(experiment, batch, seed), machine_of(experiment, host)
-    tokens, limit_s = int(trace.response_tokens.sum()), physical_limit_s(
-        machine.profile, trace.prompt_tokens, trace.response_tokens
-    )
-    nodes, whole = experiment.cluster.nodes, experiment
-    try:
-        rollouts = simulated(experiment, machine, host, seed, trace, exact=batch <= WAITING_SEQUENCES)
-    except Waits:
+def run_arm(work: tuple[Experiment, str, int, int, bool]) -> ArmRun:
+    """One arm, by its index, of one seed. ``slow``: replica by replica, on the nodes that end last where there are too
+    many sequences; else on the whole fleet, and Waits where a large one has sequences that wait."""
+    experiment, host, seed, index, slow = work
+    trace, run = trace_of(experiment, experiment.batches[0], seed), simulate
+    if slow:
         experiment, trace = heaviest_nodes(experiment, trace, WAITING_SEQUENCES)
-        machine, nodes = machine_of(experiment, host), experiment.cluster.nodes
-        rollouts = simulated(experiment, machine, host, seed, trace, exact=True)
-    static = {r.first.tp: r.rollout_s for name, r in rollouts.items() if name.startswith("static-")}
-    pat, world = rollouts["pat-planned"], whole.cluster.world
-    names = tuple(str(Layout.of(a.tp, world)) for a in (pat.first, *(e.new for e in pat.switches)))
-    peak = {a.tp: -(-batch // Layout.of(a.tp, world).dp) for a in machine.layouts}
-    return SeedResult(static, pat.rollout_s, names, limit_s, tokens, nodes, peak)
-
-
-def simulated(
-    experiment: Experiment, machine: Machine, host: str, seed: int, trace: LengthTrace, exact: bool
-) -> dict[str, Rollout]:
-    """Every arm on one trace. ``exact``: replica by replica where sequences wait, else Waits."""
-    cap, out = experiment.max_response_tokens, {}
-    for arm in arms_of(Cell(experiment, len(trace), host, seed), machine, trace):
-        asked = machine.system(arm.switches), arm.policy, trace.prompt_tokens, trace.response_tokens, cap
-        if exact and len(trace) < FLEET_SEQUENCES:
-            out[arm.name] = simulate(*asked)
-            continue
-        try:
-            out[arm.name] = simulate_fleet(*asked)
-        except Waits:
-            if not exact:
-                raise
-            out[arm.name] = simulate(*asked)
-    return out
+    elif len(trace) >= FLEET_SEQUENCES:
+        run = simulate_fleet
+    machine = machine_of(experiment, host)
+    arm = arms_of(Cell(experiment, len(trace), host, seed), machine, trace)[index]
+    cap = experiment.max_response_tokens
+    done = run(machine.system(arm.switches), arm.policy, trace.prompt_tokens, trace.response_tokens, cap)
+    tps = tuple(a.tp for a in (done.first, *(e.new for e in done.switches)))
+    return ArmRun(arm.name.partition("-")[0], tps, done.rollout_s, experiment.cluster.nodes)
 
 
 def heaviest_nodes(experiment: Experiment, trace: LengthTrace, sequences: int) -> tuple[Experiment, LengthTrace]:
@@ -290,7 +276,7 @@ def expected_schedule(experiment: Experiment, machine: Machine) -> Schedule:
     prompts = trace_of(experiment, batch, seed=0).prompt_tokens
     planner = machine.planner(machine.switches(machine.parts("seats")))
     ahead = LengthForesight(lengths).at_start(prompts)
-    first, plan = planner.first_layout(ahead, float(prompts.sum()))
+    first, plan = planner.first_layout(ahead, float(prompts.sum()), earliest_steps=AdaptivePolicy.interval_steps)
     segment_s, switch_s, queue_s = planner.segment_s(ahead, True), planner.switch_s(ahead), planner.queue_s(ahead, True)
     starts = np.r_[0.0, np.cumsum(ahead.steps)]
     at_s = float(machine.profile.prefill_s(first.tp, prompts.sum() / first.dp))

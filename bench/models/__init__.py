@@ -1,4 +1,4 @@
-"""The models that experiments name: the paper's two by their published architecture, others by directory or hub name."""
+"""The models that experiments name: the paper's two by their published architecture, others by directory or name."""
 
 from __future__ import annotations
 

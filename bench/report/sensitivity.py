@@ -14,10 +14,12 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
+from bench.errors import UserError
 from bench.models import model_shape
 from bench.profiles.host_terms import host_term
 from bench.profiles.links import links_of
 from bench.profiles.wire import slower_links
+from bench.progress import progress_bar
 from bench.report.plots import save
 from bench.report.tables import NONE, markdown
 from bench.stats import Interval, gain_percent
@@ -28,8 +30,8 @@ WORTH_PERCENT = 1.0
 """A gain from which PAT counts as paying off."""
 HOSTS = ("paper-era", "sglang-0.5")
 BATCHES = (128, 1024)
-BASE_MS = (0.0, 0.3, 0.6, 1.0, 2.0, 3.0)
-EACH_MS = (0.0, 0.01, 0.03, 0.06, 0.1, 0.15)
+BASE_MS = (0.0, 0.5, 1.0, 2.0, 3.0)
+EACH_MS = (0.0, 0.01, 0.04, 0.08, 0.15)
 WIRES = (0.0, 0.15, 0.3, 0.5, 0.7, 0.85, 1.0)
 SWEPT_BATCHES = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 MEAN_LOG = 7.25 + 1.41**2 / 2
@@ -48,9 +50,10 @@ COLOURS = {"paper-era": "#e45756", "sglang-0.5": "#4c78a8"}
 
 @dataclass(frozen=True, eq=False)
 class Axis:
-    """One swept quantity: the sweep's name, what its figure and table call it, how a value reads in a sentence."""
+    """One swept quantity: the sweep's name, what sentences and figures call it, how a value reads in a sentence."""
 
     sweep: str
+    title: str
     label: str
     says: Callable[[float], str]
     log: bool = False
@@ -81,7 +84,9 @@ def points() -> list[Point]:
     ]
     cost = [Point("switch", x, s, batch=b, host_term=h, switch_s=x) for h, b, s in both for x in SWITCH_S]
     model = [
-        Point("model", model_shape(m).params / 1e9, s, batch=b, host_term=h, model=m) for h, b, s in both for m in MODELS
+        Point("model", model_shape(m).params / 1e9, s, batch=b, host_term=h, model=m)
+        for h, b, s in both
+        for m in MODELS
     ]
     return [*host, *wire, *batch, *tail, *cost, *model]
 
@@ -91,11 +96,11 @@ def gigabytes_per_s(wire: float) -> float:
 
 
 AXES = (
-    Axis("wire", "links between GPUs, GB/s", lambda x: f"{x:,.0f} GB/s", log=True),
-    Axis("batch", "sequences of the rollout", lambda x: f"{x:,.0f} sequences", log=True),
-    Axis("tail", "tail weight: sigma of log-normal lengths, equal mean", lambda x: f"sigma {x:g}"),
-    Axis("switch", "fixed cost of a switch, s", lambda x: f"{x:g} s", log=True),
-    Axis("model", "parameters, billions", lambda x: f"{x:.0f} B parameters", log=True),
+    Axis("wire", "Links", "links between GPUs, GB/s", lambda x: f"{x:,.0f} GB/s", log=True),
+    Axis("batch", "Batch", "sequences of the rollout", lambda x: f"{x:,.0f} sequences", log=True),
+    Axis("tail", "Tail weight", "tail weight: sigma of log-normal lengths, equal mean", lambda x: f"sigma {x:g}"),
+    Axis("switch", "Switch cost", "fixed cost of a switch, s", lambda x: f"{x:g} s", log=True),
+    Axis("model", "Model size", "parameters, billions", lambda x: f"{x:.0f} B parameters", log=True),
 )
 
 
@@ -129,7 +134,12 @@ def gains(rows: pd.DataFrame) -> pd.DataFrame:
 
 def sentences(table: pd.DataFrame) -> list[str]:
     """The finding, in words that follow from the table alone."""
-    return [overall(table), *host_sentences(table), *(s for axis in AXES for s in axis_sentences(table, axis)), worst(table)]
+    return [
+        overall(table),
+        *host_sentences(table),
+        *(s for axis in AXES for s in axis_sentences(table, axis)),
+        worst(table),
+    ]
 
 
 def means(table: pd.DataFrame, column: str = "vs_best") -> np.ndarray:
@@ -140,8 +150,10 @@ def overall(table: pd.DataFrame) -> str:
     best, verl = means(table), means(table, "vs_verl")
     return (
         f"Over {len(table)} points PAT beats the best static layout by at least {WORTH_PERCENT:.0f}% in "
-        f"{(best >= WORTH_PERCENT).sum()} (median {np.median(best):+.1f}%, most {best.max():+.1f}%), and VeRL's default "
-        f"layout (TP2) by at least {WORTH_PERCENT:.0f}% in {(verl >= WORTH_PERCENT).sum()} of the {len(verl)} where TP2 "
+        f"{(best >= WORTH_PERCENT).sum()} (median {np.median(best):+.1f}%, most {best.max():+.1f}%), and VeRL's "
+        f"default "
+        f"layout (TP2) by at least {WORTH_PERCENT:.0f}% in {(verl >= WORTH_PERCENT).sum()} of the {len(verl)} "
+        f"where TP2 "
         f"fits (median {np.median(verl):+.1f}%, most {verl.max():+.1f}%)."
     )
 
@@ -163,7 +175,7 @@ def axis_sentences(table: pd.DataFrame, axis: Axis) -> list[str]:
     said = []
     for series, rows in table[table.sweep == axis.sweep].groupby("series", sort=False):
         rows = rows.sort_values("x")
-        said.append(f"{axis.label.partition(':')[0].capitalize()}; {series}: {span(rows.x.to_numpy(), means(rows), axis)}.")
+        said.append(f"{axis.title}; {series}: {span(rows.x.to_numpy(), means(rows), axis)}.")
     return said
 
 
@@ -180,7 +192,7 @@ def span(x: np.ndarray, gain: np.ndarray, axis: Axis) -> str:
     if len(edges) == 1:
         where = f"from {axis.says(x[edges[0] + 1])} on" if pays[-1] else f"up to {axis.says(x[edges[0]])}"
     else:
-        where = "at " + ", ".join(axis.says(value) for value in x[pays])
+        where = f"at {pays.sum()} of {len(x)} values, " + ", ".join(axis.says(value) for value in x[pays])
     return f"{least} {where} ({most})"
 
 
@@ -189,7 +201,8 @@ def worst(table: pd.DataFrame) -> str:
     row = table.iloc[int(gain.argmin())]
     slower = (gain < -WORTH_PERCENT).sum()
     return (
-        f"PAT's worst point against best static: {gain.min():+.1f}% ({row.sweep} sweep, {row.series}, x = {row.x:g}); it "
+        f"PAT's worst point against best static: {gain.min():+.1f}% ({row.sweep} sweep, {row.series}, x = "
+        f"{row.x:g}); it "
         f"is more than {WORTH_PERCENT:.0f}% slower in {slower} of {len(table)} points."
     )
 
@@ -231,13 +244,17 @@ def axes_figure(table: pd.DataFrame, path: Path) -> None:
     figure, axes = plt.subplots(2, len(AXES), figsize=(3.6 * len(AXES), 6.4), layout="constrained", sharex="col")
     for column, axis in enumerate(AXES):
         rows = table[table.sweep == axis.sweep]
-        for plot, gain, title in zip(axes[:, column], ("vs_best", "vs_verl"), ("best static", "VeRL default"), strict=True):
+        for plot, gain, title in zip(
+            axes[:, column], ("vs_best", "vs_verl"), ("best static", "VeRL default"), strict=True
+        ):
             for series, line in rows.groupby("series", sort=False):
                 line = line[line[gain].notna()].sort_values("x")
                 half = [0.0 if np.isnan(g.half) else g.half for g in line[gain]]
                 host, _, kind = series.partition(", ")
                 style = "-" if kind in ("1,024 sequences", "PCIe") else "--"
-                plot.errorbar(line.x, means(line, gain), half, color=COLOURS[host], linestyle=style, marker=".", label=series)
+                plot.errorbar(
+                    line.x, means(line, gain), half, color=COLOURS[host], linestyle=style, marker=".", label=series
+                )
             plot.axhline(0, color="black", linewidth=0.6)
             plot.set_title(f"vs {title}", fontsize=9)
             if axis.log:
@@ -264,34 +281,43 @@ def text(gain: Interval | None) -> str:
     return gain.text(1, sign=True) if gain is not None else NONE
 
 
-def sensitivity_section(out: Path, ray: str | None = None, progress=None) -> str:
-    """Run what is missing, draw the figures into OUT/plots, and return the section as markdown (headings from ##)."""
-    table = gains(run_sweep(points(), out, NAME, ray, progress))
+def sensitivity_section(out: Path, ray: str | None = None) -> str:
+    """Run what is missing, draw the figures into OUT/plots, and return the section as markdown (its heading is ##)."""
+    wanted = points()
+    with progress_bar() as bar:
+        task = bar.add_task("sensitivity", total=len(wanted))
+        rows = run_sweep(wanted, out, NAME, ray, lambda done: bar.update(task, completed=done))
+    table = gains(rows)
     host_figure(table, out / "plots" / "sensitivity-host.svg")
     axes_figure(table, out / "plots" / "sensitivity.svg")
     parts = [
         "## When does PAT pay off? (predicted)",
-        "One quantity is changed at a time around LLaMA3.1-8B on 8 H100 with NVLink, lengths log-normal as the paper's, "
+        "One quantity is changed at a time around LLaMA3.1-8B on 8 H100 with NVLink, lengths log-normal as the "
+        "paper's, "
         "responses of at most 24K tokens, KV capacity modelled. PAT chooses its first layout and up to three switches "
         "from the lengths of earlier rollouts. Gains in tokens/s, mean of 3 seeds ± half a 95% interval.",
         "\n".join(f"- {s}" for s in sentences(table)),
-        "Diamonds: the two presets of the host term. *Serial* adds the scheduler's time to the GPU's, *overlapped* takes "
+        "Diamonds: the two presets of the host term. *Serial* adds the scheduler's time to the GPU's, "
+        "*overlapped* takes "
         "the longer of the two.",
         "![gain over the host term](plots/sensitivity-host.svg)",
         "PCIe: the H100's compute behind the all-reduces and links measured on A40 without peer-to-peer; links between "
         "the two are interpolated geometrically, not measured. Tail weight: sigma of a log-normal of unchanged mean.",
         "![gain over links, batch, tail, switch cost and model](plots/sensitivity.svg)",
         *(f"Percent over best static / over VeRL's default, by {a.label}:\n\n{axis_table(table, a)}" for a in AXES),
-        f"Records: `raw/{NAME}.jsonl`, a line per (point, seed); keys: sweep, x, series, TP1_s .. TP8_s, pat_s, pat_path. "
+        f"Records: `raw/{NAME}.jsonl`, a line per (point, seed); keys: sweep, x, series, TP1_s .. TP8_s, pat_s, "
+        f"pat_path. "
         f"Machine and versions: `raw/{NAME}.provenance.json`.",
     ]
     return "\n\n".join(parts)
 
 
-def render_sensitivity(out: Path, ray: str | None = None, progress=None) -> Path:
-    """Write OUT/sensitivity.md."""
+def run(out: Path, ray: str | None = None) -> Path:
+    """Write OUT/sensitivity.md: the section alone, as a page. UserError where OUT is not a folder."""
+    if out.exists() and not out.is_dir():
+        raise UserError(f"--out {out}: is not a folder; give one, or a name that is free")
     path = out / "sensitivity.md"
-    section = sensitivity_section(out, ray, progress)
+    section = sensitivity_section(out, ray)
     partial = path.with_suffix(".partial")
-    partial.write_text(section.replace("## When", "# When", 1) + "\n")
+    partial.write_text(section.removeprefix("#") + "\n")
     return partial.replace(path)

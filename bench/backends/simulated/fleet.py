@@ -224,7 +224,5 @@ def switched(system: System, fleet: Fleet, now_s: float, decision: Switch) -> tu
     if (target < 0).any():
         raise Waits
     cost = system.switches.cost(old, new, context, origin, target)
-    event = SwitchEvent(
-        now_s, old, new, len(running), barrier_s - now_s, cost, decision.cost_s, decision.gain_s
-    )
+    event = SwitchEvent(now_s, old, new, len(running), barrier_s - now_s, cost, decision.cost_s, decision.gain_s)
     return event, Fleet.of(system, new, s, running, target, np.full(new.dp, barrier_s + cost.total_s))

@@ -17,6 +17,13 @@ HEAD = 64
 """Waiting sequences looked at first; all of them only where a prefill pass takes this many."""
 
 
+def sums(values: np.ndarray) -> np.ndarray:
+    """[n + 1] the sum of all ``values`` [n] before each, and of all."""
+    out = np.zeros(len(values) + 1, dtype=values.dtype)
+    np.cumsum(values, out=out[1:])
+    return out
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Sequences:
     """All sequences of a rollout, by index [N]. ``generated_tokens`` and ``finished_s`` change as it goes on."""
@@ -173,13 +180,13 @@ class Replica:
         s.generated_tokens[new] += 1
         over = s.generated_tokens[new] >= s.response_tokens[new]
         s.finished_s[new[over]] = self.clock_s
-        self.running = np.r_[self.running, new[~over]]
+        self.running = np.concatenate([self.running, new[~over]])
         self.full &= not over.any()
 
     def _prefill_s(self, tokens: int) -> float:
         """Chunks of the prefill budget, each with one host step."""
         chunk = self.admission.chunk_tokens
-        chunks = np.r_[np.full(tokens // chunk, chunk), tokens % chunk]
+        chunks = np.array([chunk] * (tokens // chunk) + [tokens % chunk])
         device_s = float(self.profile.prefill_s(self.layout.tp, chunks).sum())
         host = self.profile.host.step_s(self.layout.tp, 1) * np.count_nonzero(chunks)
         return float(self.profile.host.combine(host, device_s))
@@ -202,13 +209,11 @@ class Replica:
         short = np.flatnonzero(room < steps)
         if short.size:  # the KV cache fills up inside this segment, or before it
             last = int(short[0])
-            steps = np.r_[steps[:last], room[last]] if room[last] > 0 else steps[:last]
+            steps = np.append(steps[:last], room[last]) if room[last] > 0 else steps[:last]
             batch, context = batch[: len(steps)], context[: len(steps)]
         table = self.profile.table(self.layout.tp, int(batch[0]))
         seconds = table.run_s(batch, context, steps)
-        self.schedule = Schedule(
-            ids, ends, steps, batch, context, seconds, np.r_[0, np.cumsum(steps)], np.r_[0.0, np.cumsum(seconds)]
-        )
+        self.schedule = Schedule(ids, ends, steps, batch, context, seconds, sums(steps), sums(seconds))
 
     def _settle(self, segments: int, steps: int, partial_steps: int = 0) -> None:
         """Make the first ``segments`` segments, and ``partial_steps`` of the next, history: ``steps`` in all."""
@@ -216,8 +221,8 @@ class Replica:
         count, seconds = plan.steps[:segments], plan.seconds[:segments]
         if partial_steps:
             last_s = self._table().run_s(int(plan.batch[segments]), plan.context_tokens[segments], partial_steps)
-            count, seconds = np.r_[count, partial_steps], np.r_[seconds, last_s]
-        n, until_s = len(count), np.r_[0.0, np.cumsum(seconds)]
+            count, seconds = np.append(count, partial_steps), np.append(seconds, last_s)
+        n, until_s = len(count), sums(seconds)
         start_s = self.clock_s + until_s[:-1]
         self.log.append(("decode", start_s, count, plan.batch[:n], plan.context_tokens[:n], seconds))
         s = self.sequences
