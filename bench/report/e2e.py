@@ -297,4 +297,3 @@ def made_row(one: Launches) -> dict[str, str]:
 
 def traced(keys: str) -> str:
     return f"Records: `raw/e2e/<experiment>.jsonl`, a line per (arm, seed, iteration); keys: {keys}."
-

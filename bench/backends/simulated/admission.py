@@ -47,7 +47,7 @@ class Admission:
         fits = used + before + context + 1 + self._left(generated) < self.capacity_tokens
         fits &= np.arange(len(context)) < self.max_running - len(running_context)
         fits[0] |= len(running_context) == 0
-        count = len(fits) if fits.all() else int(np.argmin(fits))
+        count = len(fits) if fits.all() else int(fits.argmin())
         in_pass = max(1, int(np.searchsorted(np.cumsum(context), self.chunk_tokens, side="right")))
         return min(count, in_pass), count < min(len(context), in_pass)
 

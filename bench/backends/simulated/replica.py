@@ -14,6 +14,15 @@ from pat.profile import StepProfile
 from pat.step_table import StepTable
 
 NO_ONE = np.empty(0, dtype=np.int64)
+HEAD = 64
+"""Waiting sequences looked at first; all of them only where a prefill pass takes this many."""
+
+
+def sums(values: np.ndarray) -> np.ndarray:
+    """[n + 1] the sum of all ``values`` [n] before each, and of all."""
+    out = np.zeros(len(values) + 1, dtype=values.dtype)
+    np.cumsum(values, out=out[1:])
+    return out
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,13 +60,6 @@ class Schedule:
     seconds: np.ndarray
     until_steps: np.ndarray
     until_s: np.ndarray
-
-
-def from_zero(values: np.ndarray) -> np.ndarray:
-    """[K + 1] running sum of ``values`` [K], 0 first."""
-    out = np.zeros(len(values) + 1, dtype=values.dtype)
-    np.cumsum(values, out=out[1:])
-    return out
 
 
 @dataclass(slots=True, eq=False)
@@ -164,13 +166,14 @@ class Replica:
         """Prefill passes from the head of the queue as the KV budget allows; each yields a token a sequence."""
         s = self.sequences
         while self.queue and not self.full:
-            waiting, running, someone = np.asarray(self.queue), self.running, len(self.running) > 0
-            count, turned_away = self.admission.admit(
-                s.context_tokens(waiting),
-                s.generated_tokens[waiting],
-                self._context(),
-                s.generated_tokens[running],
-            )
+            running, someone = self.running, len(self.running) > 0
+            beside = self._context(), s.generated_tokens[running]
+            for head in (HEAD, len(self.queue)):  # the pass seldom reaches beyond the first few
+                waiting = np.asarray(self.queue[:head])
+                asking = s.context_tokens(waiting), s.generated_tokens[waiting]
+                count, turned_away = self.admission.admit(*asking, *beside)
+                if count < head:
+                    break
             self.full = turned_away and someone  # SGLang forgets it where the pass began with an empty batch
             if count:
                 self._prefill(waiting[:count])
@@ -203,21 +206,21 @@ class Replica:
         remaining = s.response_tokens[self.running] - s.generated_tokens[self.running]
         order = np.argsort(remaining, kind="stable")
         ids, ends = self.running[order], remaining[order]
-        course = known_course(ends, s.context_tokens(ids))
-        steps, batch, context = course.steps.astype(np.int64), course.alive.astype(np.int64), course.context_tokens
         if self.queue:  # the first to leave may make room; after a retraction SGLang asks again at the next step
-            steps, batch, context = steps[:1] if self.full else np.ones(1, dtype=np.int64), batch[:1], context[:1]
+            steps, batch = ends[:1] if self.full else np.ones(1, dtype=np.int64), np.array([len(ids)])
+            context = np.array([s.context_tokens(ids).sum() / len(ids)])
+        else:
+            course = known_course(ends, s.context_tokens(ids))
+            steps, batch, context = course.steps.astype(np.int64), course.alive.astype(np.int64), course.context_tokens
         room = self.admission.room_steps(np.rint(context * batch).astype(np.int64), batch)
         short = np.flatnonzero(room < steps)
         if short.size:  # the KV cache fills up inside this segment, or before it
             last = int(short[0])
-            steps = np.r_[steps[:last], room[last]] if room[last] > 0 else steps[:last]
+            steps = np.append(steps[:last], room[last]) if room[last] > 0 else steps[:last]
             batch, context = batch[: len(steps)], context[: len(steps)]
         table = self.profile.table(self.layout.tp, int(batch[0]))
         seconds = table.run_s(batch, context, steps)
-        self.schedule = Schedule(
-            ids, ends, steps, batch, context, seconds, from_zero(steps), from_zero(seconds)
-        )
+        self.schedule = Schedule(ids, ends, steps, batch, context, seconds, sums(steps), sums(seconds))
 
     def _settle(self, segments: int, steps: int, partial_steps: int = 0) -> None:
         """Make the first ``segments`` segments, and ``partial_steps`` of the next, history: ``steps`` in all."""
@@ -225,8 +228,8 @@ class Replica:
         count, seconds = plan.steps[:segments], plan.seconds[:segments]
         if partial_steps:
             last_s = self._table().run_s(int(plan.batch[segments]), plan.context_tokens[segments], partial_steps)
-            count, seconds = np.r_[count, partial_steps], np.r_[seconds, last_s]
-        n, until_s = len(count), from_zero(seconds)
+            count, seconds = np.append(count, partial_steps), np.append(seconds, last_s)
+        n, until_s = len(count), sums(seconds)
         start_s = self.clock_s + until_s[:-1]
         self.log.append(("decode", start_s, count, plan.batch[:n], plan.context_tokens[:n], seconds))
         s = self.sequences
