@@ -201,12 +201,13 @@ class Replica:
             return
         s = self.sequences
         remaining = s.response_tokens[self.running] - s.generated_tokens[self.running]
+        if self.queue:
+            self.schedule = self._next_only(remaining)
+            return
         order = np.argsort(remaining, kind="stable")
         ids, ends = self.running[order], remaining[order]
         course = known_course(ends, s.context_tokens(ids))
         steps, batch, context = course.steps.astype(np.int64), course.alive.astype(np.int64), course.context_tokens
-        if self.queue:  # the first to leave may make room; after a retraction SGLang asks again at the next step
-            steps, batch, context = steps[:1] if self.full else np.ones(1, dtype=np.int64), batch[:1], context[:1]
         room = self.admission.room_steps(np.rint(context * batch).astype(np.int64), batch)
         short = np.flatnonzero(room < steps)
         if short.size:  # the KV cache fills up inside this segment, or before it
@@ -217,6 +218,26 @@ class Replica:
         seconds = table.run_s(batch, context, steps)
         self.schedule = Schedule(
             ids, ends, steps, batch, context, seconds, from_zero(steps), from_zero(seconds)
+        )
+
+    def _next_only(self, remaining: np.ndarray) -> Schedule:
+        """While sequences wait, the schedule ends where one may leave and make room; after a retraction SGLang asks
+        again at the next step. ``remaining``: decode steps of each running sequence [n]."""
+        order = np.argsort(remaining, kind="stable")
+        ids, ends, batch = self.running[order], remaining[order], len(remaining)
+        total = int(self.sequences.context_tokens(ids).sum())
+        steps = min(int(ends[0]) if self.full else 1, int(self.admission.room_steps(total, batch)))
+        context = total / batch
+        seconds = self.profile.table(self.layout.tp, batch).one_run_s(batch, context, steps)
+        return Schedule(
+            ids,
+            ends,
+            np.array([steps]),
+            np.array([batch]),
+            np.array([context]),
+            np.array([seconds]),
+            np.array([0, steps]),
+            np.array([0.0, seconds]),
         )
 
     def _settle(self, segments: int, steps: int, partial_steps: int = 0) -> None:
