@@ -12,6 +12,8 @@ from pat.profile import StepProfile
 from pat.switch_cost import SwitchModel
 
 SEGMENTS = 64
+WHOLE_RESERVE = 1 / 0.7
+"""SGLang reserves the whole of its clip, not 0.7 of it, for each request of the prefill pass under way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,9 +172,18 @@ class Planner:
                 out[i] = np.maximum(waiting, 0.0) / mixed * remaining_tokens * step_s
         return out
 
-    def short_of_memory(self, ahead: Outlook) -> bool:
-        """Whether in some layout not all sequences of a new rollout run at once."""
-        return bool((self.queue_s(ahead, fresh=True)[:, 0] > 0).any())
+    def may_queue(self, ahead: Outlook) -> bool:
+        """Whether in some layout not all sequences of a new rollout may begin at once: the engine keeps
+        :data:`WHOLE_RESERVE` of the reserve free for those of the same prefill pass."""
+        begins = ahead.context_tokens[0] + WHOLE_RESERVE * self.admission_reserve_tokens
+        load = ahead.alive * ahead.busy * (ahead.context_tokens + ahead.steps)
+        each = max(begins, float(load.max() / ahead.alive[0]))
+        return any(each * ahead.alive[0] / a.dp > self.capacity_tokens[a] for a in self.layouts)
+
+    def ends_together(self, ahead: Outlook) -> bool:
+        """Whether in every layout a sequence of each replica is expected to reach the cap: then the fullest replica
+        decides, not that of the longest sequence."""
+        return bool(ahead.alive[-1] * ahead.busy[-1] > max(a.dp for a in self.layouts))
 
     def switch_s(self, ahead: Outlook) -> np.ndarray:
         """[L, L, K] expected seconds of a switch between every two layouts at the start of each segment."""

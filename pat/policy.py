@@ -152,7 +152,8 @@ class AdaptivePolicy:
                   rollout has left: twice that (hysteresis)
     early_share   what an early switch must save to choose a first layout for its sake, as a share of the rollout: less
                   is within what the luck of the lengths decides
-    rehearsal     tries starts out where a KV cache is too short for all, which expectations describe badly
+    rehearsal     tries starts out where expectations describe a rollout badly: the KV cache is too short for all, or
+                  many end together at the cap
     hold          no switch while sequences wait
     correction    biases of predictions, learned while rollouts run and kept from one to the next
     """
@@ -175,7 +176,8 @@ class AdaptivePolicy:
             return self.start
         ahead, total = self.foresight.at_start(prompt_tokens), float(np.sum(prompt_tokens))
         best = self.planner.first_layouts(ahead, total, self.max_hops, self.interval_steps, self.early_share)
-        if self.rehearsal is not None and self.planner.short_of_memory(ahead):
+        hard = self.planner.may_queue(ahead) or self.planner.ends_together(ahead)
+        if self.rehearsal is not None and hard:
             return self._rehearsed(best, prompt_tokens)
         return best[0]
 

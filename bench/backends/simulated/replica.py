@@ -204,14 +204,13 @@ class Replica:
             return
         s = self.sequences
         remaining = s.response_tokens[self.running] - s.generated_tokens[self.running]
+        if self.queue:
+            self.schedule = self._next_only(remaining)
+            return
         order = np.argsort(remaining, kind="stable")
         ids, ends = self.running[order], remaining[order]
-        if self.queue:  # the first to leave may make room; after a retraction SGLang asks again at the next step
-            steps, batch = ends[:1] if self.full else np.ones(1, dtype=np.int64), np.array([len(ids)])
-            context = np.array([s.context_tokens(ids).sum() / len(ids)])
-        else:
-            course = known_course(ends, s.context_tokens(ids))
-            steps, batch, context = course.steps.astype(np.int64), course.alive.astype(np.int64), course.context_tokens
+        course = known_course(ends, s.context_tokens(ids))
+        steps, batch, context = course.steps.astype(np.int64), course.alive.astype(np.int64), course.context_tokens
         room = self.admission.room_steps(np.rint(context * batch).astype(np.int64), batch)
         short = np.flatnonzero(room < steps)
         if short.size:  # the KV cache fills up inside this segment, or before it
@@ -221,6 +220,26 @@ class Replica:
         table = self.profile.table(self.layout.tp, int(batch[0]))
         seconds = table.run_s(batch, context, steps)
         self.schedule = Schedule(ids, ends, steps, batch, context, seconds, sums(steps), sums(seconds))
+
+    def _next_only(self, remaining: np.ndarray) -> Schedule:
+        """While sequences wait, the schedule ends where one may leave and make room; after a retraction SGLang asks
+        again at the next step. ``remaining``: decode steps of each running sequence [n]."""
+        order = np.argsort(remaining, kind="stable")
+        ids, ends, batch = self.running[order], remaining[order], len(remaining)
+        total = int(self.sequences.context_tokens(ids).sum())
+        steps = min(int(ends[0]) if self.full else 1, int(self.admission.room_steps(total, batch)))
+        context = total / batch
+        seconds = self.profile.table(self.layout.tp, batch).one_run_s(batch, context, steps)
+        return Schedule(
+            ids,
+            ends,
+            np.array([steps]),
+            np.array([batch]),
+            np.array([context]),
+            np.array([seconds]),
+            np.array([0, steps]),
+            np.array([0.0, seconds]),
+        )
 
     def _settle(self, segments: int, steps: int, partial_steps: int = 0) -> None:
         """Make the first ``segments`` segments, and ``partial_steps`` of the next, history: ``steps`` in all."""
