@@ -1,7 +1,8 @@
-"""Command line: ``python -m bench gen | profile | switch | report``."""
+"""Command line: ``python -m bench gen | whatif | sweep | profile | switch | report``."""
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -129,6 +130,43 @@ def switch(
 
     run(model, rounds, out)
     print(render_switch(out))
+
+
+@app.command()
+def whatif(
+    model: Annotated[str, typer.Option(help="Hugging Face model directory or name; a config.json is enough.")],
+    gpu: Annotated[str, typer.Option(help="h100_sxm, h200_sxm, a100_sxm, l40s or a40.")],
+    lengths: Annotated[str, typer.Option(help="Trace of a run (JSONL), or lognormal:mu,sigma and the like.")],
+    max_response: Annotated[int, typer.Option(min=2, help="Greatest response, in tokens.")],
+    batch: Annotated[int, typer.Option(min=1, help="Sequences of a rollout: prompts x samples.")],
+    gpus: Annotated[int, typer.Option(min=1, help="GPUs in all.")] = 8,
+    nodes: Annotated[int | None, typer.Option(min=1, help="Nodes they are in; none: of 8 GPUs.")] = None,
+    host_term: Annotated[
+        str, typer.Option(help="sglang-0.5, paper-era, or serial:MS,MS_A_SEQUENCE, overlapped:MS,MS_A_SEQUENCE.")
+    ] = "sglang-0.5",
+    seeds: Annotated[int, typer.Option(min=1, help="Rollouts to simulate.")] = 3,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON instead of markdown.")] = False,
+) -> None:
+    """Would adaptive TP pay off? Best static layout, best schedule, gain and memory, predicted in seconds."""
+    from bench.report.whatif import as_json as json_of
+    from bench.report.whatif import as_markdown
+    from bench.whatif import Question, answer
+
+    said = answer(Question(model, gpu, gpus, nodes, lengths, max_response, batch, host_term, seeds))
+    print(json.dumps(json_of(said), indent=1) if as_json else as_markdown(said))
+
+
+@app.command()
+def sweep(
+    out: Out = Path("results"),
+    ray: Annotated[
+        str | None, typer.Option(help="Address of a Ray cluster to run on (auto, or host:port); none: this machine.")
+    ] = None,
+) -> None:
+    """When does PAT pay off? Gain over host term, links, batch, tail, switch and model. Writes OUT/sensitivity.md."""
+    from bench.report.sensitivity import run
+
+    print(run(out, ray))
 
 
 @app.command()

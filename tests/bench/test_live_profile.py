@@ -38,7 +38,7 @@ def samples_of(change=lambda rows: rows, variants=("greedy",), repeats=3, of=Non
     steps = change(pd.DataFrame(rows, columns=list(COLUMNS)))
     costs = {layout: KvCosts(exchange_s=0.004, sequence_s=3e-4, bytes_per_s=2e9) for layout in BOTH}
     switches = (SWITCH, SWITCH | {"pause_s": 0.010}, SWITCH | {"pause_s": 9.0})
-    return Samples("tiny", SHAPE, "cpu", 16, 200, steps, switches, costs, {"of": of or {}})
+    return Samples("tiny", SHAPE, "cpu", 16, 200, steps, switches, costs, {"of": of or {}, "repeats": repeats})
 
 
 def test_the_law_is_found_again():
