@@ -1,7 +1,8 @@
-"""Command line: ``python -m bench gen | profile | switch | report``."""
+"""Command line: ``python -m bench gen | whatif | sweep | profile | switch | report``."""
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -89,6 +90,35 @@ def profile_command(
 
 
 @app.command()
+def e2e(
+    experiments: Annotated[
+        list[str] | None,
+        typer.Argument(help="Names in bench/experiments/e2e or YAML files; none: the two that a CPU can run."),
+    ] = None,
+    arm: Annotated[list[str] | None, typer.Option(help="Only this arm; may be repeated.")] = None,
+    iterations: Annotated[int | None, typer.Option(min=2, help="Of a launch, with the first, discarded one.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed instead of the experiment's.")] = None,
+    dataset: Annotated[
+        str | None, typer.Option(help="Prompts: builtin, hub (DeepScaleR), or a file in its schema.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Hub name or directory of the model's weights.")] = None,
+    ray_address: Annotated[
+        str | None,
+        typer.Option(help="A running Ray cluster (auto, or host:port); none: one is started here."),
+    ] = None,
+    tracker: Annotated[str, typer.Option(help="wandb (offline without a key) or none.")] = "wandb",
+    out: Out = Path("results"),
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print VeRL's command lines, and launch nothing.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Run finished arms again instead of keeping them.")] = False,
+) -> None:
+    """GRPO iterations of real VeRL with each rollout arm. Writes raw records and OUT/e2e.md; run again to resume."""
+    from bench.e2e.run import Options, run
+
+    arms, names = tuple(arm or ()), tuple(experiments or ())
+    run(Options(names, arms, iterations, seed, dataset, model, ray_address, tracker, out, dry_run, fresh))
+
+
+@app.command()
 def switch(
     model: Annotated[str, typer.Option(help="Preset of bench/tiny_models.py.")] = "llama-0.1b",
     rounds: Annotated[int, typer.Option(min=1, help="Rollouts, of five switches each.")] = 4,
@@ -103,11 +133,50 @@ def switch(
 
 
 @app.command()
+def whatif(
+    model: Annotated[str, typer.Option(help="Hugging Face model directory or name; a config.json is enough.")],
+    gpu: Annotated[str, typer.Option(help="h100_sxm, h200_sxm, a100_sxm, l40s or a40.")],
+    lengths: Annotated[str, typer.Option(help="Trace of a run (JSONL), or lognormal:mu,sigma and the like.")],
+    max_response: Annotated[int, typer.Option(min=2, help="Greatest response, in tokens.")],
+    batch: Annotated[int, typer.Option(min=1, help="Sequences of a rollout: prompts x samples.")],
+    gpus: Annotated[int, typer.Option(min=1, help="GPUs in all.")] = 8,
+    nodes: Annotated[int | None, typer.Option(min=1, help="Nodes they are in; none: of 8 GPUs.")] = None,
+    host_term: Annotated[
+        str, typer.Option(help="sglang-0.5, paper-era, or serial:MS,MS_A_SEQUENCE, overlapped:MS,MS_A_SEQUENCE.")
+    ] = "sglang-0.5",
+    seeds: Annotated[int, typer.Option(min=1, help="Rollouts to simulate.")] = 3,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON instead of markdown.")] = False,
+) -> None:
+    """Would adaptive TP pay off? Best static layout, best schedule, gain and memory, predicted in seconds."""
+    from bench.report.whatif import as_json as json_of
+    from bench.report.whatif import as_markdown
+    from bench.whatif import Question, answer
+
+    said = answer(Question(model, gpu, gpus, nodes, lengths, max_response, batch, host_term, seeds))
+    print(json.dumps(json_of(said), indent=1) if as_json else as_markdown(said))
+
+
+@app.command()
+def sweep(
+    out: Out = Path("results"),
+    ray: Annotated[
+        str | None, typer.Option(help="Address of a Ray cluster to run on (auto, or host:port); none: this machine.")
+    ] = None,
+) -> None:
+    """When does PAT pay off? Gain over host term, links, batch, tail, switch and model. Writes OUT/sensitivity.md."""
+    from bench.report.sensitivity import run
+
+    print(run(out, ray))
+
+
+@app.command()
 def report(
     out: Out = Path("results"),
     check: Annotated[bool, typer.Option("--check", help="Fail where a report lacks a section.")] = False,
 ) -> None:
-    """Render OUT/gen.md and OUT/predictor.md anew from the raw records."""
+    """Render OUT/gen.md, OUT/predictor.md and, where iterations were run, OUT/e2e.md anew from the raw records."""
+    from bench.report.e2e import SECTIONS as E2E_SECTIONS
+    from bench.report.e2e import launches, render_e2e
     from bench.report.gen import SECTIONS, check_sections, render
     from bench.report.predictor import check_predictor, render_predictor
 
@@ -116,6 +185,11 @@ def report(
         check_sections(path, SECTIONS)
         check_predictor(predictor)
     print(path, predictor, sep="\n")
+    if launches(out):
+        path = render_e2e(out)
+        if check:
+            check_sections(path, E2E_SECTIONS)
+        print(path)
 
 
 def main() -> None:

@@ -14,8 +14,18 @@ from pat.layout import Layout, layouts
 from pat.model import ModelShape
 
 FOLDER = Path(__file__).parent / "experiments"
-ARMS = ("static", "pat-paper", "pat-planned", "restart", "oracle", "pat-live", "pat-forced")
-"""The last two are for the measured tier, the four before for the predicted one."""
+ABLATIONS = (
+    "pat-threshold",
+    "pat-no-cost",
+    "pat-one-hop",
+    "pat-no-lengths",
+    "pat-migrate",
+    "pat-recompute",
+    "pat-no-groups",
+)
+"""Of the predicted tier: the planner without one of its parts, see ``bench.predicted.ablated``."""
+ARMS = ("static", "pat-paper", "pat-planned", "restart", "oracle", *ABLATIONS, "pat-live", "pat-forced")
+"""The last two are for the measured tier."""
 
 
 class Strict(BaseModel):

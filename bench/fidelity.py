@@ -55,7 +55,9 @@ def replay(experiment: Experiment, record: RolloutSummary, trace: LengthTrace, s
     which arm ran on which trace."""
     capacity = capacities(kv_tokens_per_rank(experiment, trace.prompt_tokens), experiment.layouts)
     planner = planner_of(samples, capacity, experiment.cluster.gpus_per_node)
-    system = System(planner.profile, planner.switches, capacity, CHUNK_TOKENS, reaction_s=REACTION_S)
+    system = System(
+        planner.profile, planner.switches, capacity, CHUNK_TOKENS, reaction_s=REACTION_S, reports_at_once=True
+    )
     policy = policy_for(experiment, record, planner)
     rollout = simulate(system, policy, trace.prompt_tokens, trace.response_tokens, experiment.max_response_tokens)
     return Replay(record, rollout, step_sums(steps, planner.profile))

@@ -5,22 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
 from bench.dry_run import describe, matching_cells
 from bench.errors import UserError
 from bench.experiment import Experiment, known_experiments, load_experiment
 from bench.gen_measured import run_measured
 from bench.gen_predicted import run_predicted
 from bench.hold_out import write_hold_out
+from bench.progress import console, progress_bar
 from bench.report.gen import recorded, render
 from bench.report.predictor import render_predictor
 from bench.tracking import make_tracker
 from bench.workloads.problems import Problem, load_problems
 from bench.workloads.trace import LengthTrace, read_trace
-
-console = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 @dataclass(frozen=True)
@@ -119,16 +115,3 @@ def check_trace(experiment: Experiment, trace: LengthTrace | None) -> None:
                 f"--trace: a {part} of {longest} tokens exceeds max_{part}_tokens {cap} of {experiment.name}; "
                 "choose an experiment with a higher cap"
             )
-
-
-def progress_bar() -> Progress:
-    """Progress with an ETA, on stderr."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("ETA"),
-        TimeRemainingColumn(),
-        console=console,
-    )

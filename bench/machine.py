@@ -42,6 +42,7 @@ class Machine:
     links: Links
     node: int
     capacity_tokens: dict[Layout, int]
+    seats: SwitchParts = SEAT_PARTS
 
     @property
     def layouts(self) -> tuple[Layout, ...]:
@@ -61,7 +62,7 @@ class Machine:
         overhead_s = paper_numbers()["switch_overhead_s"]
         if name == "paper":
             return paper_parts(overhead_s, self.links, links_of("a40"))
-        return {"seats": SEAT_PARTS, "restart": restart_parts(overhead_s)}[name]
+        return {"seats": self.seats, "restart": restart_parts(overhead_s)}[name]
 
 
 def machine_of(experiment: Experiment, host_term: str) -> Machine:

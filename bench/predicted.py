@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from baselines.limit import physical_limit_s
-from baselines.oracle import Clairvoyant
-from bench.backends.simulated.rollout import Rollout, simulate
+from baselines.oracle import Clairvoyant, Schedule, search
+from baselines.threshold import Threshold
+from bench.backends.simulated.rollout import Rollout, System, simulate, simulate_schedule
 from bench.errors import UserError
-from bench.experiment import Experiment
+from bench.experiment import ABLATIONS, Experiment
 from bench.machine import Machine, machine_of
 from bench.records import RolloutSummary
 from bench.stats import weighted_percentiles
 from bench.workloads.lengths import parse as parse_lengths
 from bench.workloads.trace import LengthTrace, synthetic_trace
+from pat.layout import Layout
 from pat.lengths import LengthModel
-from pat.policy import AdaptivePolicy, LengthForesight, Policy, StaticPolicy
+from pat.policy import AdaptivePolicy, Foresight, LengthForesight, Policy, StaticPolicy
 from pat.switch_cost import SwitchModel
 
 EARLIER_ROLLOUTS = 4
+SEARCH_STARTS, SEARCH_TRIALS = 3, 40
 
 
 @dataclass(frozen=True)
@@ -60,46 +63,117 @@ class Arm:
     switches: SwitchModel
 
 
+@dataclass(frozen=True, eq=False)
+class Simulation:
+    """Rollouts of one system: what a policy rehearses with, and what the oracle searches in."""
+
+    system: System
+    cap_tokens: int
+
+    def __call__(self, policy: Policy, prompt_tokens: np.ndarray, response_tokens: np.ndarray) -> float:
+        return simulate(self.system, policy, prompt_tokens, response_tokens, self.cap_tokens).rollout_s
+
+
 def arms_of(cell: Cell, machine: Machine, trace: LengthTrace) -> list[Arm]:
     """The arms that the experiment asks for, in order. Static layouts that cannot hold the longest sequence are not."""
-    seats, asked = machine.switches(machine.parts("seats")), cell.experiment.arms
-    lengths = LengthModel.fit(
-        earlier_lengths(cell.experiment, cell.batch, cell.seed), cell.experiment.max_response_tokens
-    )
-    seen, start = LengthForesight(lengths), cell.experiment.verl_default
+    experiment, asked = cell.experiment, cell.experiment.arms
+    seats, cap = machine.switches(machine.parts("seats")), experiment.max_response_tokens
+    seen = LengthForesight(LengthModel.fit(earlier_lengths(experiment, cell.batch, cell.seed), cap))
+    start = experiment.verl_default
     arms = [Arm(f"static-{a}", StaticPolicy(a), seats) for a in machine.layouts] if "static" in asked else []
 
-    def adaptive(name: str, parts: str, kv: str = "cheaper", foresight=seen, **options) -> None:
-        if options.get("start") not in (None, *machine.layouts):
+    def adaptive(name: str, switches: SwitchModel, foresight: Foresight = seen, free: bool = True, **options) -> None:
+        """``free``: begins where the planner wants to, tried out; else in VeRL's default layout."""
+        if free:
+            options |= {"rehearsal": Simulation(machine.system(switches), cap)}
+        elif start in machine.layouts:
+            options |= {"start": start}
+        else:
             return
-        switches = machine.switches(machine.parts(parts), kv)
         arms.append(Arm(name, AdaptivePolicy(machine.planner(switches), foresight, **options), switches))
 
     if "pat-paper" in asked:
-        adaptive("pat-paper", "paper", start=start, max_hops=1)
+        adaptive("pat-paper", machine.switches(machine.parts("paper")), free=False, max_hops=1)
     if "restart" in asked:
-        adaptive("restart", "restart", kv="recompute", start=start, max_hops=1)
+        adaptive("restart", machine.switches(machine.parts("restart"), "recompute"), free=False, max_hops=1)
     if "pat-planned" in asked:
-        adaptive("pat-planned", "seats")
+        adaptive("pat-planned", seats)
+    for name in asked:
+        if name == "pat-threshold":
+            arms.append(Arm(name, threshold(machine, start, cap), seats))
+        elif name in ABLATIONS:
+            switches, options = ablated(name, machine)
+            adaptive(name, switches, **options)
+            if name == "pat-no-cost":
+                arms[-1] = blind_to_cost(arms[-1])
+            elif name == "pat-no-lengths":
+                policy = replace(arms[-1].policy, foresight=replace(seen, conditioned=False))
+                arms[-1] = Arm(name, policy, switches)
     if "oracle" in asked:
-        adaptive("oracle", "seats", foresight=Clairvoyant(trace.response_tokens), margin=0.0)
+        adaptive("oracle", seats, Clairvoyant(trace.prompt_tokens, trace.response_tokens), margin=0.0)
     return arms
 
 
+def ablated(name: str, machine: Machine) -> tuple[SwitchModel, dict]:
+    """The switches and policy options of an ablation: what the planner loses without one of its parts.
+
+    pat-one-hop       at most one switch
+    pat-migrate, pat-recompute   KV cache always migrated, always recomputed
+    pat-no-groups     communicators are made anew in each switch: the paper's unattributed share of a naive restart
+    pat-no-cost       switches whenever another layout promises to be faster, at any cost
+    pat-no-lengths    what is generated already says nothing about what is to come
+    """
+    parts = machine.parts("seats")
+    if name == "pat-no-groups":
+        parts = replace(parts, name="seats, groups made anew", groups_s=machine.parts("restart").groups_s)
+    kv = {"pat-migrate": "migrate", "pat-recompute": "recompute"}.get(name, "cheaper")
+    return machine.switches(parts, kv), {"max_hops": 1} if name == "pat-one-hop" else {}
+
+
+def blind_to_cost(arm: Arm) -> Arm:
+    """Plans as if switches took no time."""
+    policy = arm.policy
+    planner = replace(policy.planner, switch_factor=0.0)
+    return Arm(arm.name, replace(policy, planner=planner, margin=0.0, max_hops=1 << 10), arm.switches)
+
+
+def threshold(machine: Machine, start: Layout, cap_tokens: int) -> Threshold:
+    """From VeRL's default layout, where it fits, to the layout that is fastest for one sequence of half the cap."""
+    tps = {a: machine.profile.decode_s(a.tp, 1, cap_tokens / 2) for a in machine.layouts}
+    return Threshold(start if start in tps else min(tps), min(tps, key=tps.get))
+
+
 def run_cell(cell: Cell, trace: LengthTrace | None = None) -> list[tuple[RolloutSummary, Rollout]]:
-    """Every arm of a cell on one trace (its own synthetic one unless given). The oracle may copy any other arm."""
+    """Every arm of a cell on one trace (its own synthetic one unless given).
+
+    The oracle searches on from the best schedule of all arms: it is at least as fast as any of them with the same
+    switches, or with slower ones.
+    """
     experiment = cell.experiment
     trace = trace or trace_of(experiment, cell.batch, cell.seed)
+    lengths = trace.prompt_tokens, trace.response_tokens, experiment.max_response_tokens
     machine, results = machine_of(experiment, cell.host_term), []
     limit_s = physical_limit_s(machine.profile, trace.prompt_tokens, trace.response_tokens)
     for arm in arms_of(cell, machine, trace):
         system = machine.system(arm.switches)
-        cap = experiment.max_response_tokens
-        rollout = simulate(system, arm.policy, trace.prompt_tokens, trace.response_tokens, cap)
+        rollout = simulate(system, arm.policy, *lengths)
         if arm.name == "oracle":
-            rollout = min([rollout, *(r for _, r in results)], key=lambda r: r.rollout_s)
+            rollout = searched(system, machine.layouts, [rollout, *(r for _, r in results)], lengths)
         results.append((summarise(cell, arm.name, trace, rollout, limit_s, machine), rollout))
     return results
+
+
+def searched(system: System, layouts: tuple[Layout, ...], rollouts: list[Rollout], lengths: tuple) -> Rollout:
+    """The rollout of the best schedule found from those of ``rollouts``."""
+    found: dict[Schedule, Rollout] = {}
+
+    def seconds(schedule: Schedule) -> float:
+        found[schedule] = simulate_schedule(system, schedule, *lengths)
+        return found[schedule].rollout_s
+
+    quickest = sorted(rollouts, key=lambda rollout: rollout.rollout_s)[:SEARCH_STARTS]
+    best = found[search(seconds, [r.schedule for r in quickest], layouts, SEARCH_TRIALS)]
+    return min([best, *rollouts], key=lambda rollout: rollout.rollout_s)
 
 
 def summarise(

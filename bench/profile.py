@@ -9,12 +9,12 @@ from bench.backends.adaptive_engine import AdaptiveRollouts
 from bench.backends.engine_arguments import EngineError
 from bench.errors import UserError
 from bench.experiment import known_experiments, load_experiment
-from bench.gen import console, progress_bar
 from bench.live_arms import longest_tokens
 from bench.profiles import stored
 from bench.profiles.live import measure
 from bench.profiles.plan import STEPS_PER_BATCH
 from bench.profiles.samples import Samples
+from bench.progress import console, progress_bar
 from bench.report.predictor import hold_out_rows
 from bench.report.tables import markdown
 from bench.tiny_models import PRESETS, materialise

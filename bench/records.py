@@ -55,7 +55,9 @@ class RolloutSummary(BaseModel):
 
 class RecordStore:
     """The records of one experiment under ``OUT/raw``: ``NAME.jsonl`` (a line a rollout, the last of a key counts),
-    ``NAME.made.json`` (experiment, traces, provenance) and ``NAME.steps/*.parquet``."""
+    ``NAME.made.json`` (experiment, traces, provenance) and ``NAME.steps/*.parquet``. ``kind``: class of a record."""
+
+    kind: type[BaseModel] = RolloutSummary
 
     def __init__(self, out: Path, experiment: str) -> None:
         self.folder = out / "raw"
@@ -69,7 +71,7 @@ class RecordStore:
         lines = self.path.read_bytes().splitlines() if self.path.is_file() else []
         for number, line in enumerate(lines, start=1):
             try:
-                record = RolloutSummary.model_validate_json(line)
+                record = self.kind.model_validate_json(line)
             except ValidationError:
                 log.warning("%s, line %d is not a whole record and is left out", self.path, number)
                 continue

@@ -55,7 +55,7 @@ def run(model: str, rounds: int, out: Path) -> Path:
             found = engine.rollout(prompts, lengths)
             switches += [switch.as_row() | {"round": number} for switch in found.switches]
             steps.append(found.steps[found.steps.kind == "decode"])
-        costs, trials = engine.engine.loop.run_until_complete(kv_trials(engine.engine))
+        costs, trials = engine.loop.run_until_complete(kv_trials(engine.engine))
         seats = {f"TP{tp}": list(sizes_) for tp, sizes_ in engine.engine.seats.items()}
         arguments, environment = dict(engine.arguments), dict(engine.environment)
     record = restart(path, arguments, environment, prompts, lengths)

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-GRID_POINTS = 96
+DOUBT = 0.1
+GEOMETRIC_POINTS, EVEN_POINTS = 48, 129
 
 
-def length_grid(cap_tokens: int, points: int = GRID_POINTS) -> np.ndarray:
-    """Bin edges 0 .. cap: about logarithmic, so that short and long lengths are resolved alike. [<= points + 1]"""
-    return np.unique(np.r_[0, np.geomspace(1, cap_tokens, points).round()])
+def length_grid(cap_tokens: int) -> np.ndarray:
+    """Bin edges 0 .. cap: geometric ones resolve short lengths, even ones where in a long tail a mode lies."""
+    geometric, even = np.geomspace(1, cap_tokens, GEOMETRIC_POINTS), np.linspace(0, cap_tokens, EVEN_POINTS)
+    return np.unique(np.concatenate([geometric, even]).round())
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,11 +23,13 @@ class LengthModel:
     edges_tokens  [J + 1] bins of generated tokens, from 0 to the cap
     ended         [J] (weighted) sequences seen to end inside each bin, before the cap
     at_risk       [J] (weighted) sequences seen to enter each bin, those that left it unfinished counted in part
+    doubt         sequences' worth of a constant hazard beside them, see :meth:`survival`
     """
 
     edges_tokens: np.ndarray
     ended: np.ndarray
     at_risk: np.ndarray
+    doubt: float = 0.1
 
     @property
     def cap_tokens(self) -> int:
@@ -43,7 +47,7 @@ class LengthModel:
         edges = length_grid(cap_tokens)
         ended, at_risk = life_table(edges, lengths[lengths < cap_tokens], lengths[lengths >= cap_tokens])
         scale = min(1.0, weight / lengths.size)
-        return cls(edges, ended * scale, at_risk * scale)
+        return cls(edges, ended * scale, at_risk * scale, DOUBT * scale)
 
     def updated(self, finished_tokens: np.ndarray, alive_tokens: np.ndarray) -> LengthModel:
         """With the running rollout's sequences added: finished ones, and alive ones as survivors so far."""
@@ -51,7 +55,7 @@ class LengthModel:
         capped = finished >= self.cap_tokens
         censored = np.r_[np.asarray(alive_tokens, dtype=float), finished[capped]]
         ended, at_risk = life_table(self.edges_tokens, finished[~capped], censored)
-        return LengthModel(self.edges_tokens, self.ended + ended, self.at_risk + at_risk)
+        return LengthModel(self.edges_tokens, self.ended + ended, self.at_risk + at_risk, self.doubt)
 
     def survival(self) -> np.ndarray:
         """[J + 1] P(response longer than each edge); the last is the share that reaches the cap.
@@ -62,9 +66,16 @@ class LengthModel:
         width = np.diff(self.edges_tokens)
         exposure = float(np.dot(self.at_risk, width))
         rate = self.ended.sum() / exposure if exposure > 0 else 1.0 / self.cap_tokens
-        prior = 0.5 * -np.expm1(-rate * width)
-        hazard = np.clip((self.ended + prior) / (self.at_risk + 0.5), 0.0, 1.0)
+        prior = self.doubt * -np.expm1(-rate * width)
+        hazard = np.clip((self.ended + prior) / (self.at_risk + self.doubt), 0.0, 1.0)
         return np.r_[1.0, np.cumprod(1.0 - hazard)]
+
+    def sample(self, sequences: int) -> np.ndarray:
+        """Whole response lengths [sequences]: evenly spaced quantiles of the law, in an order that is always the same
+        and says nothing."""
+        share = (np.random.default_rng(sequences).permutation(sequences) + 0.5) / sequences
+        lengths = np.interp(-share, -self.survival(), self.edges_tokens)
+        return np.clip(np.ceil(lengths), 1, self.cap_tokens).astype(np.int64)
 
 
 def life_table(edges: np.ndarray, ended: np.ndarray, censored: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

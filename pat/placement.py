@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heapreplace
 
 import numpy as np
 
@@ -74,9 +75,17 @@ def place(
         d = min(near[origin[i]], key=lambda d: (count[d], load[d]))
         if count[d] >= share or not give(i, d):
             away.append(i)
+    emptiest = [(count[d], load[d], d) for d in range(new.dp)]
+    heapify(emptiest)
     for i in away:
-        emptiest = sorted(range(new.dp), key=lambda d: (count[d], load[d]))
-        any(give(i, d) for d in emptiest)
+        d = emptiest[0][2]
+        if not give(i, d):
+            d = next((d for *_, d in sorted(emptiest)[1:] if give(i, d)), d)
+        if d == emptiest[0][2]:
+            heapreplace(emptiest, (count[d], load[d], d))
+        else:
+            emptiest = [(count[d], load[d], d) for d in range(new.dp)]
+            heapify(emptiest)
     return np.array(target, dtype=int)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -12,6 +12,8 @@ from pat.profile import StepProfile
 from pat.switch_cost import SwitchModel
 
 SEGMENTS = 64
+WHOLE_RESERVE = 1 / 0.7
+"""SGLang reserves the whole of its clip, not 0.7 of it, for each request of the prefill pass under way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +47,16 @@ def from_here(values: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The best way on from a layout. ``hops``: (decode steps from now, layout) of each switch, in order."""
+    """The best way on from a layout. ``hops``: (decode steps from now, layout) of each switch, in order.
+
+    ``half_s``: half of the 90% interval of ``stay_s - best_s``, from those of the profile's step times.
+    """
 
     stay_s: float
     best_s: float
     hops: tuple[tuple[float, Layout], ...]
     first_cost_s: float = 0.0
+    half_s: float = 0.0
 
     @property
     def now(self) -> Layout | None:
@@ -93,6 +99,7 @@ class Planner:
     capacity_tokens            KV tokens that one replica of each layout can hold
     admission_reserve_tokens   what the engine wants free for each request it admits to a new rollout, beside its
                                prompt: SGLang's new-token ratio 0.7 of its clip of 4,096
+    step_factor, switch_factor what predicted seconds are multiplied by, see :mod:`pat.correction`
     """
 
     profile: StepProfile
@@ -100,29 +107,38 @@ class Planner:
     layouts: tuple[Layout, ...]
     capacity_tokens: dict[Layout, int]
     admission_reserve_tokens: float = 0.7 * 4096
+    step_factor: dict[Layout, float] = field(default_factory=dict)
+    switch_factor: float = 1.0
+
+    def replica_step_s(self, layout: Layout, batch: int, context_tokens: float) -> float:
+        """Predicted seconds of a decode step of one replica with ``batch`` sequences, without correction."""
+        return self.profile.table(layout.tp, batch).one_step_s(batch, context_tokens)
 
     def step_s(self, layout: Layout, alive: int, context_tokens: float) -> float:
         """Seconds for all ``alive`` sequences to advance by a token: one step, or more where the KV cache is short."""
         batch = -(-alive // layout.dp)
         fits = max(1, int(self.capacity_tokens[layout] / context_tokens))
         run = min(batch, fits)
-        return self.profile.table(layout.tp, run).one_step_s(run, context_tokens) * batch / run
+        return self.replica_step_s(layout, run, context_tokens) * batch / run * self.step_factor.get(layout, 1.0)
 
     def segment_s(self, ahead: Outlook, fresh: bool = False) -> np.ndarray:
         """[L, K] expected seconds of each segment under each layout.
 
-        A layout's time is that of the replica with the longest sequence, which runs it and its even share of the
-        others: 1 + (alive - 1) / dp sequences, at most as many as its KV cache holds. Fractions are averaged between
-        whole batches. What the others wait for comes on top, see :meth:`queue_s`.
+        A layout's time is that of the replica with the longest sequence. It begins with n / dp of the n sequences; of
+        the others there, each is alive with probability (alive - 1) / (n - 1). At most as many run as its KV cache
+        holds. Fractions are averaged between whole batches. What the others wait for comes on top, see
+        :meth:`queue_s`.
         """
         out = np.empty((len(self.layouts), len(ahead.steps)))
+        now = float(ahead.alive[0])
         for i, layout in enumerate(self.layouts):
             fits = self.concurrent(layout, ahead, fresh)
-            batch = np.minimum(1.0 + (ahead.alive - 1.0) / layout.dp, fits)
+            beside = max(0.0, now / layout.dp - 1.0) / max(1.0, now - 1.0)
+            batch = np.minimum(1.0 + (ahead.alive - 1.0) * beside, fits)
             low = np.floor(batch)
             table = self.profile.table(layout.tp, int(batch.max()) + 1)
             low_s, high_s = table.run_s(np.stack([low, low + 1]), ahead.context_tokens, ahead.steps)
-            out[i] = ahead.busy * (low_s + (batch - low) * (high_s - low_s))
+            out[i] = ahead.busy * (low_s + (batch - low) * (high_s - low_s)) * self.step_factor.get(layout, 1.0)
         return out
 
     def concurrent(self, layout: Layout, ahead: Outlook, fresh: bool) -> np.ndarray:
@@ -152,15 +168,31 @@ class Planner:
                 mixed = np.maximum(1.0, self.capacity_tokens[layout] / context_tokens)
                 running = np.where(waiting > 0, np.ceil(mixed), 1).astype(int)
                 step_s = self.profile.table(layout.tp, int(running.max())).step_s(running, context_tokens)
+                step_s = step_s * self.step_factor.get(layout, 1.0)
                 out[i] = np.maximum(waiting, 0.0) / mixed * remaining_tokens * step_s
         return out
+
+    def may_queue(self, ahead: Outlook) -> bool:
+        """Whether in some layout not all sequences of a new rollout may begin at once: the engine keeps
+        :data:`WHOLE_RESERVE` of the reserve free for those of the same prefill pass."""
+        begins = ahead.context_tokens[0] + WHOLE_RESERVE * self.admission_reserve_tokens
+        load = ahead.alive * ahead.busy * (ahead.context_tokens + ahead.steps)
+        each = max(begins, float(load.max() / ahead.alive[0]))
+        return any(each * ahead.alive[0] / a.dp > self.capacity_tokens[a] for a in self.layouts)
+
+    def ends_together(self, ahead: Outlook) -> bool:
+        """Whether in every layout a sequence of each replica is expected to reach the cap: then the fullest replica
+        decides, not that of the longest sequence."""
+        return bool(ahead.alive[-1] * ahead.busy[-1] > max(a.dp for a in self.layouts))
 
     def switch_s(self, ahead: Outlook) -> np.ndarray:
         """[L, L, K] expected seconds of a switch between every two layouts at the start of each segment."""
         estimate, alive, context = self.switches.estimate_s, ahead.alive, ahead.context_tokens
         again_s = [self.switches.recompute_s(b, context) for b in self.layouts]
         to = list(zip(self.layouts, again_s, strict=True))
-        return np.array([[estimate(a, b, alive, context, s) for b, s in to] for a in self.layouts]) * ahead.busy
+        return np.array([[estimate(a, b, alive, context, s) for b, s in to] for a in self.layouts]) * (
+            ahead.busy * self.switch_factor
+        )
 
     def plan(self, layout: Layout, ahead: Outlook, max_hops: int = 3) -> Plan:
         """The schedule with the least expected time that begins in ``layout`` and has at most ``max_hops`` switches."""
@@ -177,7 +209,8 @@ class Planner:
         not considered.
         """
         queue = self.queue_s(ahead, fresh)
-        spent = np.cumsum(np.pad(self.segment_s(ahead, fresh), ((0, 0), (1, 0))), axis=1)  # A [L, K + 1]
+        segment_s = self.segment_s(ahead, fresh)
+        spent = np.cumsum(np.pad(segment_s, ((0, 0), (1, 0))), axis=1)  # A [L, K + 1]
         spent[:, 1:] += queue[:, :1]  # staying beyond now costs the queue's delay, as does entering later:
         switch = self.switch_s(ahead) + np.pad(queue[:, 1:], ((0, 0), (1, 0)))
         switch[:, :, np.cumsum(ahead.steps) - ahead.steps < earliest_steps] = np.inf
@@ -197,13 +230,14 @@ class Planner:
             best = np.where(switching, best_reach, total) - spent[:, :-1]
             chosen.append((when, target))
         return {
-            layout: self._trace(here, ahead, float(total[here, 0]), float(best[here, 0]), chosen, switch)
+            layout: self._trace(here, ahead, float(total[here, 0]), float(best[here, 0]), chosen, switch, segment_s)
             for here, layout in enumerate(self.layouts)
         }
 
-    def _trace(self, here, ahead, stay_s, best_s, chosen, switch) -> Plan:
+    def _trace(self, here, ahead, stay_s, best_s, chosen, switch, segment_s) -> Plan:
         """Follow the choices from the first segment on."""
-        starts = np.r_[0.0, np.cumsum(ahead.steps)]
+        starts = np.cumsum(ahead.steps) - ahead.steps
+        course = [(0, here)]
         hops, segment, first_cost_s = [], 0, 0.0
         for when, target in reversed(chosen):
             j = int(when[here, segment])
@@ -214,16 +248,46 @@ class Planner:
                 first_cost_s = float(switch[here, there, j])
             hops.append((float(starts[j]), self.layouts[there]))
             here, segment = there, j
-        return Plan(stay_s, best_s, tuple(hops), first_cost_s)
+            course.append((j, there))
+        return Plan(stay_s, best_s, tuple(hops), first_cost_s, self._half_s(segment_s, course))
+
+    def _half_s(self, segment_s: np.ndarray, course: list[tuple[int, int]]) -> float:
+        """Of the difference between staying and a course of (segment, layout): where the two differ, errors of step
+        times are taken to be independent from segment to segment, so their squares add up."""
+        halves = [self.profile.grids[a.tp].half_interval for a in self.layouts]
+        if len(course) == 1 or not any(halves):
+            return 0.0
+        squares, stay = (np.array(halves)[:, None] * segment_s) ** 2, course[0][1]
+        ends = [j for j, _ in course[1:]] + [segment_s.shape[1]]
+        spans = zip(course, ends, strict=True)
+        return float(sum((squares[a, i:j] + squares[stay, i:j]).sum() for (i, a), j in spans if a != stay)) ** 0.5
 
     def first_layout(
         self, ahead: Outlook, prompt_tokens: float, max_hops: int = 3, earliest_steps: int = 0
     ) -> tuple[Layout, Plan]:
         """The layout to begin a rollout in, prefill of ``prompt_tokens`` in all included, and the plan from there."""
         plans = self.plans(ahead, max_hops, fresh=True, earliest_steps=earliest_steps)
-        prefill = {a: float(self.profile.prefill_s(a.tp, prompt_tokens / a.dp)) for a in self.layouts}
-        first = min(self.layouts, key=lambda a: (prefill[a] + plans[a].best_s, a.tp))
+        first = min(self.layouts, key=lambda a: (self._begin_s(a, prompt_tokens) + plans[a].best_s, a.tp))
         return first, plans[first]
+
+    def first_layouts(
+        self, ahead: Outlook, prompt_tokens: float, max_hops: int, earliest_steps: int, early_share: float
+    ) -> list[Layout]:
+        """Layouts to begin a rollout in, the best first. One that is to be left at the first chance gives way to one
+        that is not and takes at most ``early_share`` longer."""
+        plans = self.plans(ahead, max_hops, fresh=True, earliest_steps=earliest_steps)
+        starts = np.cumsum(ahead.steps) - ahead.steps
+        soon = float(min(starts[starts >= earliest_steps], default=0.0))
+
+        def seconds(a: Layout) -> float:
+            early = bool(plans[a].hops) and plans[a].hops[0][0] <= soon
+            return self._begin_s(a, prompt_tokens) + plans[a].best_s * (1.0 + early_share * early)
+
+        return sorted(self.layouts, key=lambda a: (seconds(a), a.tp))
+
+    def _begin_s(self, layout: Layout, prompt_tokens: float) -> float:
+        """Prefill of a replica's share of all prompt tokens."""
+        return float(self.profile.prefill_s(layout.tp, prompt_tokens / layout.dp))
 
 
 def reversed_argmin(values: np.ndarray) -> np.ndarray:

@@ -46,7 +46,7 @@ def monotone_fit(
     coefficients >= 0, proven dips aside, the nearest to the points [N] in relative squares."""
     columns = terms(knots, far, batch, context_tokens) / seconds[:, None]
     lowest = np.where(dips(columns), -np.inf, 0.0)
-    coefficients = lsq_linear(columns, np.ones(len(seconds)), bounds=(lowest, np.inf)).x
+    coefficients = lsq_linear(columns, np.ones(len(seconds)), bounds=(lowest, np.inf), method="bvls").x
     corners = [terms(knots, far, knots, np.full(len(knots), context)) @ coefficients for context in (0.0, far)]
     return np.stack(corners, axis=1)
 

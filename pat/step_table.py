@@ -70,6 +70,10 @@ class StepTable:
         before, value, slope = self._before.item(flat), self._value.item(flat), self._slope.item(flat)
         return before + n * value + slope * (n * (n - 1) / 2) + (context - whole) * (value + slope * n)
 
+    def one_run_s(self, batch: int, context_tokens: float, steps: int) -> float:
+        """:meth:`run_s` of one point, without numpy's overhead."""
+        return self._one_until_s(batch, context_tokens + steps) - self._one_until_s(batch, context_tokens)
+
     def steps_within(self, batch: int, context_tokens: float, budget_s: float, guess: int | None = None) -> int:
         """How many whole steps (at least 0) fit into ``budget_s`` seconds: exact, by Newton's method from a guess."""
         one_s = self.one_step_s(batch, context_tokens)

@@ -45,6 +45,9 @@ class Recorded:
         self.states.append(state)
         return self.policy.decide(state)
 
+    def switched(self, predicted_s, observed_s):
+        self.policy.switched(predicted_s, observed_s)
+
 
 @pytest.fixture(scope="module")
 def machine() -> tuple[System, Planner]:

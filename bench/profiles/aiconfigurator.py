@@ -36,6 +36,7 @@ SYSTEMS = {"h100_sxm": 3350e9, "h200_sxm": 4800e9, "a100_sxm": 2039e9, "l40s": 8
 """GPUs taken from the package, with the peak memory bandwidth of each in bytes/s (its ``mem_bw``)."""
 MEMORY_EFFICIENCY = 0.8
 """Share of the peak that streaming kernels reach (the package's ``mem_bw_empirical_scaling_factor``)."""
+LIKE_LLAMA = ("MistralForCausalLM",)
 IGNORED_NOTICES = ("low-fidelity fallback", "resolve_attention_lane_order")
 """Notices of the package that mean nothing here: stand-ins for tables of MoE and MLA kernels, which dense models do not
 use; no default among attention kernels, where the tables hold one kernel only."""
@@ -118,10 +119,19 @@ def data_root() -> Path:
 
 
 def compile_engine(directory: Path, gpu: str, tp: int):
-    """The package's engine of a model under a TP degree, without its notices; errors are kept."""
+    """The package's engine of a model under a TP degree, without its notices; errors are kept.
+
+    An architecture that the package does not know, but that has the layers of LLaMA (Mistral), is compiled as LLaMA of
+    the same sizes.
+    """
     from aiconfigurator_core.sdk.engine import EngineHandle
 
-    with without_notices():
+    config = json.loads((directory / "config.json").read_text())
+    with tempfile.TemporaryDirectory() as folder, without_notices():
+        if config["architectures"][0] in LIKE_LLAMA:
+            directory = Path(folder)
+            like = config | {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+            (directory / "config.json").write_text(json.dumps(like))
         return EngineHandle.compile(str(directory), gpu, "sglang", tp_size=tp)
 
 

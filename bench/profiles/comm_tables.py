@@ -37,14 +37,16 @@ def logits_gather_s(root: Path, gpu: str, tp: int, elements: np.ndarray) -> np.n
     return lookup_s(table[mine], elements)
 
 
+def allreduce_s(root: Path, gpu: str, tp: int, elements: np.ndarray | float, mode: str = "graph") -> np.ndarray:
+    """One of SGLang's custom all-reduces of bf16 ``elements`` [N] over ``tp`` > 1 ranks; ``mode``: graph or eager."""
+    table = pd.read_parquet(newest(root / gpu / "comm" / "sglang", "custom_allreduce_perf.parquet"))
+    mine = (table.num_gpus == tp) & (table.kernel_source == f"SGLang_CustomAllReduce_{mode}")
+    return lookup_s(table[mine], elements)
+
+
 def allreduce_gap_s(root: Path, gpu: str, tp: int, elements: int) -> float:
     """What one of SGLang's custom all-reduces of bf16 ``elements`` takes longer without a CUDA graph; 0 at TP1."""
     if tp == 1:
         return 0.0
-    table = pd.read_parquet(newest(root / gpu / "comm" / "sglang", "custom_allreduce_perf.parquet"))
-    table = table[table.num_gpus == tp]
-    eager, graph = (
-        lookup_s(table[table.kernel_source == f"SGLang_CustomAllReduce_{mode}"], elements)
-        for mode in ("eager", "graph")
-    )
+    eager, graph = (allreduce_s(root, gpu, tp, elements, mode) for mode in ("eager", "graph"))
     return float(max(0.0, eager - graph))

@@ -54,7 +54,18 @@ PRESETS = {"paper-era": paper_era, "sglang-0.5": lambda: SGLANG, "none": lambda:
 
 
 def host_term(name: str) -> HostTerm:
-    """By name; ValueError lists the known ones."""
+    """By name, or ``serial:BASE,EACH`` and ``overlapped:BASE,EACH`` in ms a step and ms a sequence and step; ValueError
+    lists the known ones."""
+    way, _, numbers = name.partition(":")
+    if way in ("serial", "overlapped"):
+        try:
+            base_ms, each_ms = (float(number) for number in numbers.split(","))
+        except ValueError:
+            base_ms = each_ms = -1.0
+        if not (0 <= base_ms < 1e6 and 0 <= each_ms < 1e6):
+            raise ValueError(f"host term {name!r}: {way} takes BASE,EACH in ms, both at least 0")
+        return HostTerm(name, base_ms * 1e-3, each_ms * 1e-3, way == "overlapped", source="given on the command line")
     if name not in PRESETS:
-        raise ValueError(f"host term {name!r} is not known; known ones: {', '.join(PRESETS)}")
+        known = ", ".join([*PRESETS, "serial:BASE_MS,EACH_MS", "overlapped:BASE_MS,EACH_MS"])
+        raise ValueError(f"host term {name!r} is not known; known ones: {known}")
     return PRESETS[name]()

@@ -6,6 +6,7 @@ import json
 import math
 import os
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -66,6 +67,7 @@ class Samples:
     def layouts(self) -> tuple[Layout, ...]:
         return tuple(sorted(Layout.parse(name) for name in self.steps.layout.unique()))
 
+    @cache  # noqa: B019  (few profiles live, as long as the process)
     def cells(self, variant: str = "greedy") -> pd.DataFrame:
         """Decode points: layout, prompt_tokens, batch, context_tokens, seconds, host_s, samples, outliers.
 
@@ -84,6 +86,7 @@ class Samples:
         names = ["layout", "prompt_tokens", "batch", "context_tokens", "seconds", "host_s", "samples", "outliers"]
         return pd.DataFrame(rows, columns=names)
 
+    @cache  # noqa: B019  (few profiles live, as long as the process)
     def profile(self) -> StepProfile:
         """The step profile: fitted to all points; the host term is in its times."""
         cells, grids = self.cells(), {}
@@ -121,6 +124,7 @@ class Samples:
             knots = np.r_[knots, knots + 1]
         return knots.astype(int), monotone_fit(tokens, 0 * tokens, seconds, knots, 1.0)[:, 0]
 
+    @cache  # noqa: B019  (few profiles live, as long as the process)
     def hold_out(self) -> pd.DataFrame:
         """The decode points with errors, predicted / measured - 1: ``fit_error`` of the fit to all points, ``error`` of
         one without this point, ``batch_error`` of one without any point of its batch (NaN at the ends)."""
@@ -139,6 +143,7 @@ class Samples:
             )
         return pd.concat(parts, ignore_index=True)
 
+    @cache  # noqa: B019  (few profiles live, as long as the process)
     def repeat_errors(self) -> pd.DataFrame:
         """layout, error: mean of one repeat of a point / that of the others - 1. What no model can do better than."""
         decode = self.steps[(self.steps.kind == "decode") & (self.steps.variant == "greedy")]

@@ -34,6 +34,7 @@ SECTIONS = (
     "## How this was made",
 )
 KNOWN_ARMS = ("pat-paper", "restart", "pat-planned", "oracle")
+WORST_SHOWN = 5
 log = logging.getLogger(__name__)
 
 
@@ -68,7 +69,7 @@ def render_predictor(out: Path) -> Path:
         *fidelity_section(replayed, out),
         *regret_section(comparisons),
         *ablation_section(comparisons),
-        *scenario_section(),
+        *scenario_section(out),
         *made_section(profiles),
     ]
     path = out / "predictor.md"
@@ -142,11 +143,14 @@ def sentences(profiles, grids: pd.DataFrame | None, replayed: list[Replayed], co
             f"Rollout time of {len(errors)} measured rollouts, replayed from the profile alone: p90 error "
             f"{share(np.quantile(np.abs(errors), 0.9))}, mean signed error {share(np.mean(errors), sign=True)}."
         )
-    shares = [s for c in comparisons if (s := c.share_of_oracle("pat-planned")) is not None]
-    if shares:
+    worth = [c for c in comparisons if c.share_of_oracle("pat-planned") is not None]
+    if worth:
+        shares = [c.share_of_oracle("pat-planned") for c in worth]
+        mine, oracle = (np.mean([c.gain(arm, c.best_static).mean for c in worth]) for arm in ("pat-planned", "oracle"))
         lines.append(
-            f"The planner reaches {100 * np.mean(shares):.0f}% of the clairvoyant gain over best static, mean of "
-            f"{len(shares)} cells where that is at least {WORTH_PERCENT}%; least {100 * min(shares):.0f}%."
+            f"The planner gains {mine:+.1f}% over best static where the clairvoyant oracle gains {oracle:+.1f}%, means "
+            f"of {len(worth)} cells in which that is at least {WORTH_PERCENT}%: {100 * mine / oracle:.0f}% of it. The "
+            f"mean of the cells' own shares is {100 * np.mean(shares):.0f}%, the least {100 * min(shares):.0f}%."
         )
     return lines or ["No record to tell of yet."]
 
@@ -157,9 +161,9 @@ def step_section(profiles: list[Samples], grids: pd.DataFrame | None) -> list[st
         parts += [
             "Measured here. A point is all steps of one batch after prompts of one length, outliers left out. p50, p90 "
             "and mean: each point predicted by a fit without it. *Batch unseen*: by a fit without any point of its "
-            "batch. *Fit*: by the fit to all points, which may fall neither with batch nor with context; kernels of "
-            "a CPU do, so this is what that rule costs. *Repeats*: how far one measurement of a point is from the "
-            "others, which no model can undercut. "
+            "batch. *Fit*: by the fit to all points, which never falls with the context, and with the batch only where "
+            "the points prove it beyond their scatter. *Repeats*: how far one measurement of a point is from the "
+            "others; other load on the machine shows there, and no model can undercut it by much. "
             f"The paper gives {given['tp2dp4']['value']:.2%} (TP2xDP4) and {given['tp8dp1']['value']:.2%} (TP8xDP1) "
             "on its GPUs, second-hand.",
             markdown(hold_out_rows(profiles)),
@@ -397,8 +401,42 @@ def ablation_section(comparisons: list[Comparison]) -> list[str]:
     ]
 
 
-def scenario_section() -> list[str]:
-    return [SECTIONS[6], "The records of random scenarios are not there."]
+def scenario_section(out: Path) -> list[str]:
+    """Random scenarios by family of lengths, and the worst of all."""
+    path = out / "raw" / "scenarios.jsonl"
+    if not path.is_file() or path.stat().st_size == 0:
+        return [SECTIONS[6], "The records of random scenarios are not there."]
+    frame = pd.read_json(path, lines=True)
+    rows = []
+    for family, group in frame.groupby(frame.lengths.str.split(":").str[0]):
+        gains = group.gain_percent
+        rows.append(
+            {
+                "lengths": family,
+                "scenarios": str(len(group)),
+                "gain over best static, mean": f"{gains.mean():+.2f}%",
+                "greatest": f"{gains.max():+.2f}%",
+                "least": f"{gains.min():+.2f}%",
+                "more than 1% slower": str(int((gains < -1).sum())),
+            }
+        )
+    worst = frame.nsmallest(WORST_SHOWN, "gain_percent")
+    names = ("scenario", "model", "gpu", "gpus", "host_term", "lengths", "cap_tokens", "batch", "best_static")
+    shown = [
+        {name: str(getattr(one, name)) for name in names}
+        | {"gain": f"{one.gain_percent:+.2f}%", "layouts": " → ".join(layout for _, layout in one.layouts)}
+        for one in worst.itertuples()
+    ]
+    return [
+        SECTIONS[6],
+        f"{len(frame)} random scenarios (model, GPUs, lengths, cap, batch, host term), each against the best of its "
+        f"static layouts in hindsight. {int((frame.gain_percent < -1).sum())} are more than 1% slower; the worst is "
+        f"{frame.gain_percent.min():+.2f}%.",
+        markdown(rows),
+        f"The {len(worst)} worst:",
+        markdown(shown),
+        "Records: `raw/scenarios.jsonl`, one line a scenario; keys: gain_percent, planned_s, static_s.",
+    ]
 
 
 def made_section(profiles: list[Samples]) -> list[str]:

@@ -74,25 +74,41 @@ def median_s(switches: list[dict], part: str) -> float:
     return float(np.median([s[f"{part}_s"] for s in switches]))
 
 
-def sentences(found: dict) -> list[str]:
-    """The ratios that matter, from the records."""
-    both = ways(found)
-    restart_s = found["restart"]["total_s"]
-    lines = []
-    for name, switches in both.items():
+def step_ms(found: dict, switches: list[dict]) -> float:
+    """Median decode step of the batch that switches of one direction interrupt."""
+    return found["decode_step_ms"][f"TP{Layout.parse(switches[0]['old']).tp}"]
+
+
+def ratios(found: dict) -> dict[str, float]:
+    """The numbers that matter, from the records: each switch's time by that of a restart and of a decode step."""
+    made, values = found["switches"], {}
+    for name, switches in ways(found).items():
         total_s = median_s(switches, "total")
-        step_ms = found["decode_step_ms"][f"TP{Layout.parse(switches[0]['old']).tp}"]
+        values[f"{name} / restart"] = total_s / found["restart"]["total_s"]
+        values[f"{name} / decode step"] = 1e3 * total_s / step_ms(found, switches)
+    own = sorted(own for _, own in found["seats_bytes"].values())
+    return values | {
+        "seats / weights": sum(own[:-1]) / own[-1],
+        "weight bytes sent": sum(s["weight_wire_bytes"] for s in made),
+        "communicators created": made[-1]["groups_created"] - made[0]["groups_created"],
+        "unattributed / switch": max(abs(s["unattributed_s"]) / s["total_s"] for s in made),
+    }
+
+
+def sentences(found: dict) -> list[str]:
+    """The ratios as sentences."""
+    value, lines = ratios(found), []
+    for name, switches in ways(found).items():
         lines.append(
-            f"A switch {name} takes {1e3 * total_s:.0f} ms (median of {len(switches)}): "
-            f"{100 * total_s / restart_s:.2f}% of a restart ({restart_s:.1f} s), {1e3 * total_s / step_ms:.1f} decode "
-            f"steps of the batch it interrupts ({step_ms:.0f} ms each)."
+            f"A switch {name} takes {1e3 * median_s(switches, 'total'):.0f} ms (median of {len(switches)}): "
+            f"{100 * value[f'{name} / restart']:.2f}% of a restart ({found['restart']['total_s']:.1f} s), "
+            f"{value[f'{name} / decode step']:.1f} decode steps of the batch it interrupts "
+            f"({step_ms(found, switches):.0f} ms each)."
         )
-    wire = sum(s["weight_wire_bytes"] for s in found["switches"])
-    created = found["switches"][-1]["groups_created"] - found["switches"][0]["groups_created"]
-    share = max(abs(s["unattributed_s"]) / s["total_s"] for s in found["switches"])
     lines.append(
-        f"All switches together sent {wire} bytes of weights and created {created} communicators; at most "
-        f"{100 * share:.1f}% of a switch's time is unattributed."
+        f"All switches together sent {value['weight bytes sent']} bytes of weights and created "
+        f"{value['communicators created']} communicators; at most {100 * value['unattributed / switch']:.1f}% of a "
+        "switch's time is unattributed."
     )
     return lines
 

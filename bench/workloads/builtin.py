@@ -95,3 +95,22 @@ def builtin_problems(count: int, seed: int) -> list[dict]:
         problem, answer = next(families)(r)
         made.setdefault(problem, answer)
     return [{"problem": problem, "answer": answer} for problem, answer in made.items()]
+
+
+def addition_problems(count: int, seed: int, terms: tuple[int, int] = (2, 6)) -> list[dict]:
+    """``count`` different sums of small numbers with problem, answer, and a worked ``solution``: easy enough for a
+    model that has trained for a minute, and the longer, the more terms."""
+    r, made = Random(seed), {}
+    while len(made) < count:
+        numbers = [r.randint(1, 9) for _ in range(r.randint(*terms))]
+        made.setdefault(f"Compute ${'+'.join(map(str, numbers))}$.", numbers)
+    return [{"problem": p, "answer": sum(n), "solution": worked_sum(n)} for p, n in made.items()]
+
+
+def worked_sum(numbers: list[int]) -> str:
+    """``3+4=7 7+2=9 \\boxed{9}``: one addition at a time."""
+    total, steps = numbers[0], []
+    for number in numbers[1:]:
+        steps.append(f"{total}+{number}={total + number}")
+        total += number
+    return " ".join([*steps, rf"\boxed{{{total}}}"])

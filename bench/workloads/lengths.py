@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from scipy.stats import norm
@@ -67,10 +68,22 @@ FAMILIES: dict[str, tuple[Callable[..., Quantile], tuple[str, ...]]] = {
 }
 
 
+@lru_cache(maxsize=8)
+def recorded(path: str) -> Quantile:
+    """The response lengths of a trace file (:func:`bench.workloads.trace.read_trace`), as a distribution."""
+    from bench.workloads.trace import read_trace
+
+    lengths = np.sort(read_trace(path).response_tokens)
+    return lambda p: lengths[np.minimum((p * len(lengths)).astype(int), len(lengths) - 1)].astype(float)
+
+
 def parse(text: str) -> LengthDistribution:
-    """``"lognormal:7.25,1.41"``; ValueError tells the known families, or the parameter at fault."""
+    """``"lognormal:7.25,1.41"``, or ``"trace:FILE"``; ValueError tells the known families, or the parameter at
+    fault."""
     family, _, arguments = text.partition(":")
-    known = "; ".join(f"{name}:{','.join(parameters)}" for name, (_, parameters) in FAMILIES.items())
+    known = "; ".join(f"{name}:{','.join(parameters)}" for name, (_, parameters) in FAMILIES.items()) + "; trace:FILE"
+    if family == "trace":
+        return LengthDistribution(text, recorded(arguments))
     if family not in FAMILIES:
         raise ValueError(f"length distribution {text!r} is not known; known ones: {known}")
     make, parameters = FAMILIES[family]

@@ -43,12 +43,12 @@ class Trial:
         return self.record.predicted_migrate_s if self.record.migrated else self.record.predicted_recompute_s
 
 
-def fit_costs(terms: Sequence[Sequence[float]], seconds: Sequence[float]) -> np.ndarray:
+def fit_costs(terms: Sequence[Sequence[float]], seconds: Sequence[float]) -> list[float]:
     """[K] rates, none below zero, of the least squares of relative errors: seconds [N] ~ terms [N, K] @ rates."""
     terms, seconds = np.asarray(terms, dtype=float), np.asarray(seconds, dtype=float)
     weighted = terms / seconds[:, None]
     scale = np.maximum(np.abs(weighted).max(axis=0), 1e-300)
-    return nnls(weighted / scale, np.ones(len(seconds)))[0] / scale
+    return (nnls(weighted / scale, np.ones(len(seconds)))[0] / scale).tolist()
 
 
 def fitted(costs: KvCosts, trials: Sequence[Trial]) -> KvCosts:
@@ -128,16 +128,17 @@ class Stream:
 
     async def _run(self) -> None:
         sampling = {"temperature": 0, "ignore_eos": True, "max_new_tokens": RESPONSE_TOKENS}
-        async for chunk in await self.engine.async_generate(
-            input_ids=self.prompt, sampling_params=sampling, stream=True
-        ):
-            self.count = len(chunk["output_ids"])
+        request = {"input_ids": self.prompt, "sampling_params": sampling, "stream": True}
+        try:
+            async for chunk in await self.engine.async_generate(**request):
+                self.count = len(chunk["output_ids"])
+                self.news.set()
+        finally:
+            self.over = True
             self.news.set()
-        self.over = True
-        self.news.set()
 
     async def grown(self, tokens: int) -> None:
-        """Wait until there are so many tokens more than now; an ended response counts as grown."""
+        """Wait until there are so many tokens more than now; a response that has ended, or failed, counts as grown."""
         wanted = self.count + tokens
         while self.count < wanted and not self.over:
             self.news.clear()

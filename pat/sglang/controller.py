@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pat.correction import Observed
 from pat.layout import Layout
 from pat.policy import Keep, Policy, RolloutState, Switch
 from pat.sglang.guard import EngineDied
@@ -49,6 +50,8 @@ class Controller:
         self.decisions: list[Decision] = []
         self.error: Exception | None = None
         self._latest: dict[int, Steps] = {}
+        self._came_s: dict[int, float] = {}
+        self._observed: dict[int, Observed] = {}
         self._finished: list[int] = []
         self._begin_s = 0.0
         self._switches = 0
@@ -58,7 +61,7 @@ class Controller:
     def begin(self, prompt_tokens: np.ndarray) -> None:
         """A rollout begins: go to the layout that the policy wants to begin in. Nothing must be running."""
         self.decisions, self.error = [], None
-        self._latest, self._finished, self._switches = {}, [], 0
+        self._latest, self._came_s, self._observed, self._finished, self._switches = {}, {}, {}, [], 0
         first = self.policy.first_layout(np.asarray(prompt_tokens))
         if first != self.layout():
             self.switch(first)
@@ -81,8 +84,11 @@ class Controller:
 
     def take(self, report: Steps) -> None:
         """A replica's report, in the thread that receives it."""
+        now_s, before = time.monotonic(), self._latest.get(report.replica)
         self._finished += report.finished
-        self._latest[report.replica] = report
+        if before is not None and (seen := timed(before, report, now_s - self._came_s[report.replica])):
+            self._observed[report.replica] = seen
+        self._latest[report.replica], self._came_s[report.replica] = report, now_s
         self._news.set()
 
     def state(self) -> RolloutState | None:
@@ -101,6 +107,7 @@ class Controller:
             waiting=waiting,
             finished_tokens=np.array(self._finished),
             switches=self._switches,
+            observed=tuple(o for d, o in dict(self._observed).items() if d in {r.replica for r in reports}),
         )
 
     def _run(self) -> None:
@@ -122,5 +129,19 @@ class Controller:
         decide_s = time.perf_counter() - start_s
         self.decisions.append(Decision(state.time_s, state.layout, len(state.generated_tokens), answer, decide_s))
         if isinstance(answer, Switch) and answer.layout != state.layout:
+            start_s = time.monotonic()
             self.switch(answer.layout)
+            self._observed = {}  # of the old layout
             self._switches += 1
+            self.policy.switched(answer.cost_s, time.monotonic() - start_s)
+
+
+def timed(before: Steps, after: Steps, seconds: float) -> Observed | None:
+    """The mean decode step between two reports of a replica; None where sequences began or ended meanwhile, or a
+    switch, so that not all steps were decode steps of one batch."""
+    steps, batch = after.step - before.step, len(after.generated)
+    if before.epoch != after.epoch or steps <= 0 or batch == 0 or batch != len(before.generated) or after.finished:
+        return None
+    if sum(after.generated) - sum(before.generated) != steps * batch:
+        return None
+    return Observed(batch, (sum(before.context) + sum(after.context)) / (2 * batch), seconds / steps)

@@ -204,22 +204,31 @@ class Seats:
         return original(data, self.world.rank, group, src=src, **options)
 
     def update_weights(self, original, updater, request):
-        """Around the weight updates of the active seat: load into the first seat, whose storage covers all others'."""
+        """Around the weight updates of the active seat: load into the first seat, whose storage covers all others'.
+
+        Where one seat has the weights, that is the active one. The answer comes when every rank of the world is done:
+        SGLang's own would be the leader's, while others still read.
+        """
+        output = original(updater, request) if self.one is not None else self._update_first(original, request)
+        told = self.world.gather((output.success, output.message))
+        failure = next((message for success, message in told if not success), None)
+        if failure is not None:
+            output.success, output.message = False, failure
+        elif self.active is not self.first and request.flush_cache and not self.active.scheduler.flush_cache(False):
+            output.success, output.message = False, "weights were updated, but requests of the old ones are running"
+        return output
+
+    def _update_first(self, original, request):
         from sglang.srt.runtime_context import use_context
 
-        if self.one is not None:
-            return original(updater, request)
-        first = self.first
-        self.world.enter(first.layout)
+        self.world.enter(self.first.layout)
         try:
-            with use_context(first.context):
-                output = original(first.scheduler.weight_updater, request)
+            with use_context(self.first.context):
+                output = original(self.first.scheduler.weight_updater, request)
         finally:
             self.world.enter(self.active.layout)
         for seat in self.by_layout.values():
             seat.weights.refresh()
-        if self.active is not first and request.flush_cache and not self.active.scheduler.flush_cache(False):
-            output.success, output.message = False, "weights were updated, but requests of the old ones are running"
         return output
 
 

@@ -8,6 +8,7 @@ from bench.experiment import FOLDER, known_experiments, load_experiment
 from bench.gen_measured import model_of
 from bench.machine import machine_of
 from bench.models import model_shape
+from bench.tiny_models import PRESETS
 from pat.layout import Layout
 
 CELL = yaml.safe_load((FOLDER / "h100x8-llama-24k.yaml").read_text())
@@ -25,6 +26,13 @@ def test_every_experiment_loads_and_fits_its_model(name):
     assert experiment.name == name
     if experiment.tier == "predicted":
         experiment.check_model(model_shape(experiment.model))
+
+
+@pytest.mark.parametrize("path", sorted((FOLDER / "extra").glob("*.yaml")), ids=lambda path: path.stem)
+def test_experiments_beside_the_default_ones_load(path):
+    experiment = load_experiment(str(path))
+    assert path.stem not in known_experiments()
+    assert experiment.model in PRESETS
 
 
 def test_the_papers_cells_are_all_there():

@@ -42,6 +42,9 @@ class Scripted:
         answer = self.answers.pop(0) if self.answers else None
         return Keep() if answer in (None, state.layout) else Switch(answer, 1.0, 0.5)
 
+    def switched(self, predicted_s, observed_s):
+        pass
+
 
 def lengths_of(batch: int, cap: int, seed: int) -> np.ndarray:
     return np.minimum(np.random.default_rng(seed).lognormal(7.25, 1.41, batch).astype(int) + 1, cap)

@@ -1,68 +1,73 @@
 """Profiles on disk: kept whole, found again in the cache, refused where they are of something else."""
 
-import numpy as np
 import pytest
 
 from bench.errors import UserError
-from bench.profile import parse_layouts
+from bench.profile import of_experiments, parse
 from bench.profiles import stored
-from pat.layout import Layout
-from pat.profile import StepProfile, TpGrid
+from bench.profiles.samples import Samples
+from tests.bench.test_live_profile import BOTH, samples_of
 
 HERE = dict.fromkeys(stored.OF, "here")
-BOTH = (Layout(1, 2), Layout(2, 1))
 
 
-def profile_of(of: dict, tps=(1, 2)) -> StepProfile:
-    batches, contexts = np.array([1, 4]), np.array([1, 100])
-    times_s = np.array([[0.01, 0.02], [0.03, 0.04]])
-    grids = {tp: TpGrid(tp, batches, contexts, times_s / tp, np.array([1, 50]), np.array([0.01, 0.05])) for tp in tps}
-    return stored.stamped(StepProfile("model", "cpu", grids), of)
-
-
-def test_a_profile_of_here_is_taken_whole(tmp_path):
-    path = tmp_path / "a.parquet"
-    profile_of(HERE).save(path)
+def test_a_profile_is_kept_whole(tmp_path):
+    path, made = tmp_path / "a.parquet", samples_of(of=HERE)
+    made.save(path)
     found = stored.load_given(path, HERE, BOTH)
-    assert found.tps == (1, 2)
-    assert found.grids[2].decode_s == pytest.approx(profile_of(HERE).grids[2].decode_s)
-    assert found.provenance["of"] == HERE
+    assert found.steps.equals(made.steps)
+    names = ("model", "shape", "device", "sequences", "max_context_tokens", "switches", "costs", "provenance")
+    assert all(getattr(found, name) == getattr(made, name) for name in names)
 
 
 @pytest.mark.parametrize("name", stored.OF)
 def test_a_foreign_profile_is_refused_unless_forced(name, tmp_path):
     path = tmp_path / "a.parquet"
-    profile_of(HERE | {name: "elsewhere"}).save(path)
+    samples_of(of=HERE | {name: "elsewhere"}).save(path)
     with pytest.raises(UserError, match=f"is of {name} 'elsewhere', here it is 'here'.*--force-profile"):
         stored.load_given(path, HERE, BOTH)
-    assert stored.load_given(path, HERE, BOTH, force=True).tps == (1, 2)
+    assert stored.load_given(path, HERE, BOTH, force=True).layouts == BOTH
 
 
 def test_a_missing_layout_cannot_be_forced(tmp_path):
     path = tmp_path / "a.parquet"
-    profile_of(HERE, tps=(1,)).save(path)
+    samples_of(lambda rows: rows[rows.layout == "TP1xDP2"], of=HERE).save(path)
     with pytest.raises(UserError, match="has no TP2, only"):
         stored.load_given(path, HERE, BOTH, force=True)
 
 
-def test_the_cache_finds_its_own_and_nothing_spoilt(tmp_path, monkeypatch):
+def test_what_is_no_profile_is_one_error(tmp_path):
+    (tmp_path / "a.parquet").write_bytes(b"spoilt")
+    with pytest.raises(UserError, match=r"profile a\.parquet: is not a step profile"):
+        stored.load_given(tmp_path / "a.parquet", HERE, BOTH, force=True)
+    with pytest.raises(ValueError, match="is not a step profile"):
+        Samples.load(tmp_path / "nowhere.parquet")
+
+
+def test_the_cache_finds_what_covers_the_need_and_nothing_spoilt(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    path = stored.cached_path(HERE, BOTH, 32, 288)
-    assert stored.load_cached(path, HERE, BOTH) is None
-    stored.keep(profile_of(HERE), path)
-    assert stored.load_cached(path, HERE, BOTH).tps == (1, 2)
-    others = [stored.cached_path(HERE, BOTH, 16, 288), stored.cached_path(HERE | {"cpu": "x"}, BOTH, 32, 288)]
-    assert path not in others
-    path.write_bytes(b"spoilt")
-    assert stored.load_cached(path, HERE, BOTH) is None
+    assert stored.load_cached(HERE, BOTH) is None
+    stored.keep(samples_of(of=HERE), BOTH)  # of 16 sequences and 200 tokens
+    assert stored.load_cached(HERE, BOTH, 16, 200).layouts == BOTH
+    assert stored.load_cached(HERE, BOTH, 17, 200) is None
+    assert stored.load_cached(HERE, BOTH, 16, 201) is None
+    assert stored.load_cached(HERE | {"cpu": "x"}, BOTH) is None
+    assert stored.load_cached(HERE, BOTH[:1]) is None
+    stored.cached_path(HERE, BOTH).write_bytes(b"spoilt")
+    assert stored.load_cached(HERE, BOTH) is None
 
 
 def test_layouts_are_of_one_world():
-    assert parse_layouts("TP2xDP1, TP1xDP2") == BOTH
+    assert parse("TP2xDP1, TP1xDP2") == BOTH
     with pytest.raises(UserError, match="must be the same in all"):
-        parse_layouts("TP1xDP2,TP2xDP2")
+        parse("TP1xDP2,TP2xDP2")
     with pytest.raises(UserError, match="not of the form"):
-        parse_layouts("two")
+        parse("two")
+
+
+def test_by_default_every_cpu_experiment_is_covered():
+    needs = {one.model: (one.layouts, one.sequences, one.context_tokens) for one in of_experiments()}
+    assert needs == {"llama-0.1b": (BOTH, 32, 288), "qwen3-0.1b": (BOTH, 16, 192)}
 
 
 def test_a_model_is_known_by_its_shape(tmp_path):

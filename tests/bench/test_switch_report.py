@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bench.errors import UserError
-from bench.report.switch import ALL_PARTS, kv_rows, paper_rows, part_rows, render_switch, sentences
+from bench.report.switch import ALL_PARTS, kv_rows, paper_rows, part_rows, ratios, render_switch, sentences
 from bench.switch import LAYOUTS, ToAndFro
 from pat.policy import Keep, RolloutState, Switch
 
@@ -57,6 +57,14 @@ def test_ratios(found):
     assert "A switch up takes 40 ms (median of 3): 0.40% of a restart (10.0 s), 0.4 decode steps" in up
     assert "A switch down takes 20 ms (median of 1): 0.20% of a restart (10.0 s), 0.4 decode steps" in down
     assert "sent 0 bytes of weights and created 0 communicators" in rest
+
+
+def test_ratios_as_numbers(found):
+    value = ratios(found)
+    assert value["up / restart"] == pytest.approx(0.004)
+    assert value["down / decode step"] == pytest.approx(0.4)
+    assert value["seats / weights"] == pytest.approx(25 / 400)
+    assert (value["weight bytes sent"], value["communicators created"]) == (0, 0)
 
 
 def test_predictions_of_kv_cache(found):

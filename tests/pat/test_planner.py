@@ -130,12 +130,13 @@ def test_reversed_argmin(values):
 
 
 def test_segment_time_is_the_longest_sequences_replica():
-    """alive = 17 on 8 replicas: 1 + 16 / 8 = 3 sequences beside each other; on 2 replicas 9."""
+    """33 begin, 17 are alive later: of the 33 / 8 - 1 that began beside the longest one, each with probability 16 / 32."""
     base, each = dict.fromkeys((1, 2, 4, 8), 1e-2), dict.fromkeys((1, 2, 4, 8), 1e-3)
     planner = planner_of(batch_profile(base, each), 0.0)
-    ahead = Outlook(np.array([100.0]), np.array([0.5]), np.array([17.0]), np.array([50.0]))
-    expected = [0.5 * 100 * (1e-2 + 1e-3 * (1 + 16 / a.dp)) for a in WORLD]
-    assert planner.segment_s(ahead)[:, 0] == pytest.approx(expected, rel=1e-12)
+    ahead = Outlook(np.full(2, 100.0), np.array([1.0, 0.5]), np.array([33.0, 17.0]), np.full(2, 50.0))
+    begin = [100 * (1e-2 + 1e-3 * 33 / a.dp) for a in WORLD]
+    later = [0.5 * 100 * (1e-2 + 1e-3 * (1 + 0.5 * (33 / a.dp - 1))) for a in WORLD]
+    assert planner.segment_s(ahead) == pytest.approx(np.array([begin, later]).T, rel=1e-12)
 
 
 def test_segments_wait_where_the_kv_cache_holds_fewer():
@@ -179,8 +180,9 @@ def test_equal_lengths_never_switch_from_the_fastest_layout():
 @given(st.integers(2, 60), st.integers(1, 60), st.integers(1, 2000), st.integers(1, 2000), st.floats(0.01, 3.0))
 def test_two_lengths_switch_where_the_formula_says(short, long, first, more, cost_s):
     """``short`` sequences of ``first`` tokens, ``long`` of ``first + more``; TP1 base 20 ms, TP8 base 5 ms, 1 ms a
-    sequence of the replica. One switch TP1 -> TP8 saves (15 ms - 1 ms * 7/8 * (alive - 1)) a step after it: its best
-    place is the start, or when the short ones have ended, or nowhere."""
+    sequence of the replica. The longest sequence's replica of TP1 runs 1 + (alive - 1) * (n / 8 - 1) / (n - 1), that of
+    TP8 all alive. One switch saves the difference in each step after it: its best place is the start, or when the short
+    ones have ended, or nowhere."""
     capacity = dict.fromkeys((TP1, TP8), 1 << 40)
     profile = batch_profile({1: 0.020, 8: 0.005}, {1: 0.001, 8: 0.001})
     planner = planner_of(profile, cost_s, capacity)
@@ -188,7 +190,8 @@ def test_two_lengths_switch_where_the_formula_says(short, long, first, more, cos
     plan = planner.plan(TP1, known_course(remaining, np.ones(len(remaining), dtype=int)), max_hops=1)
 
     def saved_s(alive: int, steps: int) -> float:
-        return steps * (0.015 - 0.001 * 7 / 8 * (alive - 1))
+        beside = max(0, len(remaining) / 8 - 1) / (len(remaining) - 1)
+        return steps * (0.015 - 0.001 * (alive - 1) * (1 - beside))
 
     late_s = saved_s(long, more) - cost_s
     now_s = late_s + saved_s(short + long, first)
@@ -230,7 +233,8 @@ def test_plan_is_the_best_of_all_schedules(problem, max_hops, data):
     start = data.draw(st.sampled_from(chosen))
     ahead = known_course(remaining, np.full(len(remaining), 10))
     base_s = np.array([[profile.decode_s(a.tp, b, 10) for b in (1, 2)] for a in chosen])
-    batch = 1 + (ahead.alive - 1)[None, :] / np.array([a.dp for a in chosen])[:, None]
+    n, dp = len(remaining), np.array([a.dp for a in chosen])[:, None]
+    batch = 1 + (ahead.alive - 1)[None, :] * np.maximum(0, n / dp - 1) / max(1, n - 1)
     segment_s = ahead.steps * (base_s[:, :1] + (base_s[:, 1:] - base_s[:, :1]) * (batch - 1))
     switch_s = np.full((len(chosen), len(chosen), len(ahead.steps)), cost_s)
     plan = planner.plan(start, ahead, max_hops)

@@ -56,6 +56,9 @@ class Watched:
         self.seen.append((state, answer))
         return answer
 
+    def switched(self, predicted_s, observed_s):
+        self.policy.switched(predicted_s, observed_s)
+
 
 def test_static_keeps_its_layout_and_is_never_asked():
     policy = StaticPolicy(TP4)

@@ -102,9 +102,7 @@ def test_the_busiest_rank_sets_the_time_of_a_migration():
     up, down = (Layout(1, 2), Layout(2, 1)), (Layout(2, 1), Layout(1, 2))
     two = [Sequence(0, 100), Sequence(1, 100)]
     plan = plan_kv(two, *up, 8, 10, Room(1000, 8), COSTS, "migrate")
-    assert plan.migrate_s == pytest.approx(
-        2e-3 + 100 * 8 * 10 / 1e9
-    )  # each rank sends one with all heads, takes two with half
+    assert plan.migrate_s == pytest.approx(2e-3 + 100 * 8 * 10 / 1e9)  # each rank sends one, takes half of two
     plan = plan_kv([Sequence(0, 100), Sequence(0, 100)], *down, 8, 10, Room(1000, 8), COSTS, "migrate")
     assert plan.migrated_most == (2, 8000)
     assert plan.migrate_s == pytest.approx(2e-3 + 100 * 8 * 10 / 1e9)  # each sends its half of both, gets all of one

@@ -47,6 +47,9 @@ class SwitchBelow:
         few = len(state.generated_tokens) < self.alive and state.layout == self.low
         return Switch(self.high, 1.0, 0.1) if few else Keep()
 
+    def switched(self, predicted_s, observed_s):
+        self.took = predicted_s, observed_s
+
 
 @contextmanager
 def adaptive_engine(model_path, layouts, environment=None, **arguments):

@@ -1,4 +1,4 @@
-"""The switch on two CUDA devices, with CUDA graphs kept in each seat. Skips without them."""
+"""The switch on two CUDA devices, with CUDA graphs kept in each seat, or captured anew. Skips without them."""
 
 import pytest
 import torch
@@ -15,19 +15,22 @@ PROMPTS = [[5 + (7 * i + 3 * j) % 200 for j in range(6 + 7 * i)] for i in range(
 LENGTHS = [120] * len(PROMPTS)
 
 
-def test_switches_on_cuda_keep_their_graphs() -> None:
+@pytest.mark.parametrize("seats", ["all", "one"])
+def test_switches_on_cuda_keep_their_tokens(seats) -> None:
     from pat.sglang.engine import AdaptiveEngine
 
     low, high = Layout(1, 2), Layout(2, 1)
-    engine = AdaptiveEngine(
-        model_path=str(materialise("tiny-llama")), layouts=(low, high), dtype="float32", mem_fraction_static=0.5
-    )
+    path = str(materialise("tiny-llama"))
+    engine = AdaptiveEngine(model_path=path, layouts=(low, high), dtype="float32", mem_fraction_static=0.5, seats=seats)
     try:
         want = run(engine, generate(engine, PROMPTS, LENGTHS))
         hops = [(0.1, high, "migrate"), (0.1, low, "recompute"), (0.1, high, "auto")]
         answers, records = run(engine, generate_with_switches(engine, PROMPTS, LENGTHS, hops))
         assert [len(a["output_ids"]) for a in answers] == LENGTHS
         assert tokens(answers) == tokens(want)
-        assert all(record.graphs_s == 0 and record.weight_wire_bytes == 0 for record in records)
+        up, down, _ = records
+        assert up.weight_wire_bytes == 0
+        assert (down.weight_wire_bytes > 0) == (seats == "one")
+        assert all((record.graphs_s > 0.01) == (seats == "one") for record in records)
     finally:
         engine.shutdown()

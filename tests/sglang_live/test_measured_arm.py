@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.backends.adaptive_engine import CALIBRATION_ROUNDS, REPORT_STEPS, AdaptiveRollouts
+from bench.backends.adaptive_engine import REPORT_STEPS, AdaptiveRollouts
 from bench.backends.sglang_engine import StaticEngine
 from bench.profiles.live import measure
 from bench.tiny_models import materialise
@@ -35,7 +35,6 @@ def test_an_adaptive_rollout_gives_the_static_tokens_and_finds_its_switch():
     with StaticEngine.of(model, LOW, **SIZES) as static:
         expected = static.rollout(PROMPTS, RESPONSES).output_ids
     with AdaptiveRollouts.over(model, (LOW, HIGH), **SIZES) as engine:
-        assert len(engine.calibration) == 2 * CALIBRATION_ROUNDS
         engine.policy = UpBelow()
         for _ in range(2):  # the second begins in the lowest TP again
             found = engine.rollout(PROMPTS, RESPONSES)
@@ -43,6 +42,12 @@ def test_an_adaptive_rollout_gives_the_static_tokens_and_finds_its_switch():
             assert [(s.old, s.new) for s in found.switches] == [(LOW, HIGH)]
             assert found.steps.tp.iloc[0] == 1
             assert found.steps.tp.iloc[-1] == 2
-        profile = measure(engine, "tiny", 8, 128, 16)
-    assert profile.tps == (1, 2)
-    assert all((grid.decode_s > 0).all() for grid in profile.grids.values())
+        samples = measure(engine, "tiny", 8, 128)
+    assert samples.layouts == (LOW, HIGH)
+    assert set(samples.steps.batch[samples.steps.kind == "decode"]) >= {1, 2, 3, 4}
+    assert {(s["old"], s["new"], s["migrated"]) for s in samples.switches} == {
+        (str(LOW), str(HIGH), 0),
+        (str(HIGH), str(LOW), 0),
+    }
+    assert 0 < samples.parts().fixed_s < 5
+    assert all((grid.decode_s > 0).all() for grid in samples.profile().grids.values())

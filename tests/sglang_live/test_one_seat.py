@@ -1,5 +1,6 @@
-"""Engines that hold the weights of one seat at a time: a switch moves them, and the tokens stay the static layout's."""
+"""An engine that holds the weights of one seat at a time: a switch moves them, and tokens stay the static layout's."""
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -7,6 +8,9 @@ import pytest
 from bench.tiny_models import PRESETS, materialise
 from pat.layout import Layout
 from pat.model import ModelShape
+from pat.sglang.engine import EngineDied
+from pat.sglang.guard import alive
+from pat.sglang.order import Fault
 from tests.sglang_live.conftest import adaptive_engine, generate, generate_with_switches, hf_greedy, hf_model, run
 
 QWEN3 = PRESETS["tiny-qwen3"]
@@ -47,3 +51,19 @@ def test_weights_move_both_ways() -> None:
                 engine.switch(layout)
             answers = run(engine, generate(engine, PROMPTS, LENGTHS))
             assert [list(a["output_ids"]) for a in answers] == news, layout
+        a_rank_is_killed_after_the_exchange(engine)
+
+
+def a_rank_is_killed_after_the_exchange(engine) -> None:
+    """Weights and KV cache have moved, the requests run nowhere yet: one clear error, and no process is left."""
+
+    async def scenario():
+        task = asyncio.create_task(generate(engine, PROMPTS, [300] * len(PROMPTS)))
+        await asyncio.sleep(0.1)
+        with pytest.raises(EngineDied):
+            await engine.async_switch(HIGH, fault=Fault("after", 1, kill=True))
+        with pytest.raises(EngineDied, match=r"rank|process"):
+            await task
+
+    run(engine, scenario())
+    assert not any(alive(process) for process in engine.guard._processes)

@@ -12,6 +12,7 @@ from pat.layout import Layout
 from pat.placement import Room
 from pat.reshard.kv import KvCosts, Sequence, plan_kv
 from pat.sglang import kv_pool
+from pat.sglang.one_seat import OneSeat
 from pat.sglang.order import Fault, Order, Route, fields_of
 from pat.sglang.router import Router
 from pat.sglang.settings import Settings
@@ -171,3 +172,25 @@ def test_a_pool_can_lie_in_the_memory_of_another():
     other.size = 100
     with pytest.raises(ValueError, match="exceeds the memory"):
         kv_pool.borrow_buffers(other, first)
+
+
+def test_one_seat_captures_again_the_graphs_that_a_runner_had():
+    class Runner:
+        def __init__(self, decode, prefill):
+            self.eager_runner, self.captured = SimpleNamespace(), []
+            self.decode_cuda_graph_runner = "graphs" if decode else self.eager_runner
+            self.prefill_cuda_graph_runner = "graphs" if prefill else None
+
+        def init_decode_cuda_graph(self):
+            self.captured.append("decode")
+
+        def init_prefill_cuda_graph(self):
+            self.captured.append("prefill")
+
+    for decode, prefill, again in ((True, True, ["decode", "prefill"]), (True, False, ["decode"]), (False, False, [])):
+        one, runner = OneSeat(None, None, Layout(1, 2), None), Runner(decode, prefill)
+        for _ in range(2):  # it remembers, though they are gone when it drops them again
+            one.drop_graphs(runner)
+            assert runner.decode_cuda_graph_runner is runner.prefill_cuda_graph_runner is runner.eager_runner
+        one.capture_graphs(runner)
+        assert runner.captured == again

@@ -43,11 +43,11 @@ class Admission:
         """
         used = (running_context - 1).sum() + self.ratio * self._left(running_generated).sum()
         holds = context + 1 + min(self.max_response_tokens, CLIP_NEW_TOKENS)
-        before = np.r_[0, np.cumsum(holds)[:-1]]
+        before = np.cumsum(holds) - holds
         fits = used + before + context + 1 + self._left(generated) < self.capacity_tokens
         fits &= np.arange(len(context)) < self.max_running - len(running_context)
         fits[0] |= len(running_context) == 0
-        count = int(np.argmin(np.r_[fits, False]))
+        count = len(fits) if fits.all() else int(fits.argmin())
         in_pass = max(1, int(np.searchsorted(np.cumsum(context), self.chunk_tokens, side="right")))
         return min(count, in_pass), count < min(len(context), in_pass)
 

@@ -7,12 +7,22 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from bench.backends.simulated.admission import Admission
+from pat.correction import Observed
 from pat.layout import Layout
 from pat.planner import known_course
 from pat.profile import StepProfile
 from pat.step_table import StepTable
 
 NO_ONE = np.empty(0, dtype=np.int64)
+HEAD = 64
+"""Waiting sequences looked at first; all of them only where a prefill pass takes this many."""
+
+
+def sums(values: np.ndarray) -> np.ndarray:
+    """[n + 1] the sum of all ``values`` [n] before each, and of all."""
+    out = np.zeros(len(values) + 1, dtype=values.dtype)
+    np.cumsum(values, out=out[1:])
+    return out
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -128,6 +138,12 @@ class Replica:
         plan, (segment, into) = self.schedule, self._where(at_s)
         return self._table().one_step_s(int(plan.batch[segment]), float(plan.context_tokens[segment]) + into)
 
+    def observed(self, at_s: float) -> Observed:
+        """The decode step at ``at_s``, which the schedule covers, as the engine would time it."""
+        plan, (segment, into) = self.schedule, self._where(at_s)
+        batch, context = int(plan.batch[segment]), float(plan.context_tokens[segment]) + into
+        return Observed(batch, context, self._table().one_step_s(batch, context))
+
     def _table(self) -> StepTable:
         return self.profile.table(self.layout.tp, int(self.schedule.batch[0]))
 
@@ -150,13 +166,14 @@ class Replica:
         """Prefill passes from the head of the queue as the KV budget allows; each yields a token a sequence."""
         s = self.sequences
         while self.queue and not self.full:
-            waiting, running, someone = np.asarray(self.queue), self.running, len(self.running) > 0
-            count, turned_away = self.admission.admit(
-                s.context_tokens(waiting),
-                s.generated_tokens[waiting],
-                self._context(),
-                s.generated_tokens[running],
-            )
+            running, someone = self.running, len(self.running) > 0
+            beside = self._context(), s.generated_tokens[running]
+            for head in (HEAD, len(self.queue)):  # the pass seldom reaches beyond the first few
+                waiting = np.asarray(self.queue[:head])
+                asking = s.context_tokens(waiting), s.generated_tokens[waiting]
+                count, turned_away = self.admission.admit(*asking, *beside)
+                if count < head:
+                    break
             self.full = turned_away and someone  # SGLang forgets it where the pass began with an empty batch
             if count:
                 self._prefill(waiting[:count])
@@ -170,13 +187,13 @@ class Replica:
         s.generated_tokens[new] += 1
         over = s.generated_tokens[new] >= s.response_tokens[new]
         s.finished_s[new[over]] = self.clock_s
-        self.running = np.r_[self.running, new[~over]]
+        self.running = np.concatenate([self.running, new[~over]])
         self.full &= not over.any()
 
     def _prefill_s(self, tokens: int) -> float:
         """Chunks of the prefill budget, each with one host step."""
         chunk = self.admission.chunk_tokens
-        chunks = np.r_[np.full(tokens // chunk, chunk), tokens % chunk]
+        chunks = np.array([chunk] * (tokens // chunk) + [tokens % chunk])
         device_s = float(self.profile.prefill_s(self.layout.tp, chunks).sum())
         host = self.profile.host.step_s(self.layout.tp, 1) * np.count_nonzero(chunks)
         return float(self.profile.host.combine(host, device_s))
@@ -187,22 +204,41 @@ class Replica:
             return
         s = self.sequences
         remaining = s.response_tokens[self.running] - s.generated_tokens[self.running]
+        if self.queue:
+            self.schedule = self._next_only(remaining)
+            return
         order = np.argsort(remaining, kind="stable")
         ids, ends = self.running[order], remaining[order]
         course = known_course(ends, s.context_tokens(ids))
         steps, batch, context = course.steps.astype(np.int64), course.alive.astype(np.int64), course.context_tokens
-        if self.queue:  # the first to leave may make room; after a retraction SGLang asks again at the next step
-            steps, batch, context = steps[:1] if self.full else np.ones(1, dtype=np.int64), batch[:1], context[:1]
         room = self.admission.room_steps(np.rint(context * batch).astype(np.int64), batch)
         short = np.flatnonzero(room < steps)
         if short.size:  # the KV cache fills up inside this segment, or before it
             last = int(short[0])
-            steps = np.r_[steps[:last], room[last]] if room[last] > 0 else steps[:last]
+            steps = np.append(steps[:last], room[last]) if room[last] > 0 else steps[:last]
             batch, context = batch[: len(steps)], context[: len(steps)]
         table = self.profile.table(self.layout.tp, int(batch[0]))
         seconds = table.run_s(batch, context, steps)
-        self.schedule = Schedule(
-            ids, ends, steps, batch, context, seconds, np.r_[0, np.cumsum(steps)], np.r_[0.0, np.cumsum(seconds)]
+        self.schedule = Schedule(ids, ends, steps, batch, context, seconds, sums(steps), sums(seconds))
+
+    def _next_only(self, remaining: np.ndarray) -> Schedule:
+        """While sequences wait, the schedule ends where one may leave and make room; after a retraction SGLang asks
+        again at the next step. ``remaining``: decode steps of each running sequence [n]."""
+        order = np.argsort(remaining, kind="stable")
+        ids, ends, batch = self.running[order], remaining[order], len(remaining)
+        total = int(self.sequences.context_tokens(ids).sum())
+        steps = min(int(ends[0]) if self.full else 1, int(self.admission.room_steps(total, batch)))
+        context = total / batch
+        seconds = self.profile.table(self.layout.tp, batch).one_run_s(batch, context, steps)
+        return Schedule(
+            ids,
+            ends,
+            np.array([steps]),
+            np.array([batch]),
+            np.array([context]),
+            np.array([seconds]),
+            np.array([0, steps]),
+            np.array([0.0, seconds]),
         )
 
     def _settle(self, segments: int, steps: int, partial_steps: int = 0) -> None:
@@ -211,8 +247,8 @@ class Replica:
         count, seconds = plan.steps[:segments], plan.seconds[:segments]
         if partial_steps:
             last_s = self._table().run_s(int(plan.batch[segments]), plan.context_tokens[segments], partial_steps)
-            count, seconds = np.r_[count, partial_steps], np.r_[seconds, last_s]
-        n, until_s = len(count), np.r_[0.0, np.cumsum(seconds)]
+            count, seconds = np.append(count, partial_steps), np.append(seconds, last_s)
+        n, until_s = len(count), sums(seconds)
         start_s = self.clock_s + until_s[:-1]
         self.log.append(("decode", start_s, count, plan.batch[:n], plan.context_tokens[:n], seconds))
         s = self.sequences

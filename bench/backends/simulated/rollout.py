@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
+from baselines.oracle import Schedule
 from bench.backends.simulated.admission import Admission
 from bench.backends.simulated.replica import NO_ONE, Replica, Sequences
 from pat.layout import Layout
@@ -21,6 +24,7 @@ class System:
 
     capacity_tokens   KV tokens a replica of each layout holds
     reaction_s        from the report that makes a policy switch until ranks hear of it: a step begun by then is made
+    reports_at_once   the policy is asked after the first prefill and after the first step in another layout too
     """
 
     profile: StepProfile
@@ -29,6 +33,7 @@ class System:
     chunk_tokens: int = 8192
     max_running: int = 1 << 20
     reaction_s: float = 0.0
+    reports_at_once: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +50,25 @@ class SwitchEvent:
     predicted_gain_s: float
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Rollout:
-    """What a rollout did. ``segments``: columns of runs of equal steps (see :func:`segments_of`)."""
+    """What a rollout did. ``segments``: columns of runs of equal steps (see :func:`segments_of`); ``past``: every
+    replica of every layout, as it ended."""
 
     first: Layout
     rollout_s: float
     finished_s: np.ndarray
     switches: tuple[SwitchEvent, ...]
     retractions: int
-    segments: dict[str, np.ndarray]
+    past: tuple[Replica, ...]
+
+    @cached_property
+    def segments(self) -> dict[str, np.ndarray]:
+        return segments_of(self.past)
+
+    @property
+    def schedule(self) -> Schedule:
+        return Schedule(self.first, tuple((event.time_s, event.new) for event in self.switches))
 
 
 def simulate(
@@ -65,31 +79,67 @@ def simulate(
     ValueError where one sequence alone exceeds a replica's KV capacity.
     """
     sequences = Sequences.of(prompt_tokens, response_tokens)
-    layout = first = policy.first_layout(sequences.prompt_tokens)
-    replicas = make_replicas(system, layout, sequences, max_response_tokens, 0.0)
-    for replica in replicas:  # round robin, as SGLang's data-parallel controller deals requests out
-        replica.queue = list(range(replica.index, len(sequences.prompt_tokens), layout.dp))
-        replica.start()
+    layout = policy.first_layout(sequences.prompt_tokens)
+    replicas = begin(system, layout, sequences, max_response_tokens)
     past, events, now_s = list(replicas), [], 0.0
+    wait_steps = 0 if system.reports_at_once else policy.interval_steps
     while policy.interval_steps is not None and (busy := [r for r in replicas if r.busy]):
-        now_s = next_question_s(busy, policy.interval_steps, now_s)
+        now_s, wait_steps = next_question_s(busy, wait_steps, now_s), policy.interval_steps
         for replica in busy:
             replica.advance(now_s)
         decision = policy.decide(observe(replicas, sequences, layout, now_s, len(events)))
         if isinstance(decision, Switch):
             event, replicas = switch(system, replicas, sequences, max_response_tokens, now_s, decision)
+            policy.switched(decision.cost_s, event.cost.total_s)
             layout = decision.layout
+            wait_steps = 1 if system.reports_at_once else policy.interval_steps
             events.append(event)
             past.extend(replicas)
+    return finish(sequences, replicas, past, events)
+
+
+def simulate_schedule(
+    system: System,
+    schedule: Schedule,
+    prompt_tokens: np.ndarray,
+    response_tokens: np.ndarray,
+    max_response_tokens: int,
+) -> Rollout:
+    """As :func:`simulate`, with switches at given times and no policy. A switch after the end does not happen."""
+    sequences = Sequences.of(prompt_tokens, response_tokens)
+    replicas = begin(system, schedule.first, sequences, max_response_tokens)
+    past, events = list(replicas), []
+    for time_s, layout in schedule.hops:
+        for replica in replicas:
+            replica.advance(time_s)
+        if not any(r.busy for r in replicas):
+            break
+        event, replicas = switch(system, replicas, sequences, max_response_tokens, time_s, Switch(layout, 0.0, 0.0))
+        events.append(event)
+        past.extend(replicas)
+    return finish(sequences, replicas, past, events)
+
+
+def begin(system: System, layout: Layout, sequences: Sequences, max_response_tokens: int) -> list[Replica]:
+    """The replicas of the first layout, dealt out round robin, as SGLang's data-parallel controller does."""
+    replicas = make_replicas(system, layout, sequences, max_response_tokens, 0.0)
+    for replica in replicas:
+        replica.queue = list(range(replica.index, len(sequences.prompt_tokens), layout.dp))
+        replica.start()
+    return replicas
+
+
+def finish(sequences: Sequences, replicas: list[Replica], past: list[Replica], events: list[SwitchEvent]) -> Rollout:
+    """Run the last layout to its end."""
     for replica in replicas:
         replica.advance(np.inf)
     return Rollout(
-        first=first,
+        first=past[0].layout,
         rollout_s=float(np.max(sequences.finished_s)),
         finished_s=sequences.finished_s,
         switches=tuple(events),
         retractions=sum(r.retractions for r in past),
-        segments=segments_of(past),
+        past=tuple(past),
     )
 
 
@@ -130,6 +180,9 @@ def observe(replicas: list[Replica], sequences: Sequences, layout: Layout, now_s
         finished_tokens=sequences.response_tokens[finished],
         switches=switches,
         sequence_ids=running,
+        waiting_ids=np.array(waiting, dtype=np.int64),
+        finished_ids=np.flatnonzero(finished),
+        observed=tuple(r.observed(now_s) for r in replicas if r.busy),
     )
 
 
@@ -163,7 +216,7 @@ def switch(
     return event, fresh
 
 
-def segments_of(replicas: list[Replica]) -> dict[str, np.ndarray]:
+def segments_of(replicas: Sequence[Replica]) -> dict[str, np.ndarray]:
     """Columns time_s, replica, tp, kind, steps, batch, context_tokens, seconds: a row is a run of ``steps`` steps of
     the same sequences; context_tokens is their mean at its start, seconds the time of the whole run."""
     rows = [(r, entry) for r in replicas for entry in r.log]

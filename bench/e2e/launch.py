@@ -1,0 +1,90 @@
+"""One launch of ``python -m verl.trainer.main_ppo`` as a child, and the end of everything that it started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from bench.backends.processes import end_processes
+from bench.e2e.iterations import read_lines
+from bench.errors import UserError
+from pat.verl.overrides import GrpoRun, environment, overrides
+
+MARK = "PAT_E2E_LAUNCH"
+"""Environment variable that every process of a launch inherits, Ray's daemons among them."""
+POLL_S = 0.5
+GRACE_S = 5.0
+
+
+def command(run: GrpoRun) -> list[str]:
+    return [sys.executable, "-m", "verl.trainer.main_ppo", *overrides(run)]
+
+
+def launch(run: GrpoRun, folder: Path, limit_s: float, progress: Callable[[int], None] = lambda done: None) -> None:
+    """Run to the end; ``progress`` is told of finished iterations. Metrics go to ``folder``/metrics.jsonl, VeRL's
+    output to ``folder``/verl.log. UserError with the end of the output where VeRL fails or takes more than
+    ``limit_s``. However it ends, no process is left."""
+    folder.mkdir(parents=True, exist_ok=True)
+    mark, metrics = uuid.uuid4().hex, folder / "metrics.jsonl"
+    metrics.unlink(missing_ok=True)
+    wanted = {**os.environ, **environment(run, metrics), MARK: mark, "HYDRA_FULL_ERROR": "1"}
+    end_s = time.monotonic() + limit_s
+    with (folder / "verl.log").open("wb") as log:
+        process = subprocess.Popen(
+            command(run),
+            env=wanted,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            while process.poll() is None:
+                progress(len(read_lines(metrics)))
+                if time.monotonic() > end_s:
+                    raise UserError(f"VeRL has taken more than {limit_s:.0f} s; {tail(folder / 'verl.log')}")
+                time.sleep(POLL_S)
+            progress(len(read_lines(metrics)))
+        finally:
+            stop(process, mark)
+    if process.returncode:
+        raise UserError(f"VeRL ended with code {process.returncode}; {tail(folder / 'verl.log')}")
+
+
+def stop(process: subprocess.Popen, mark: str) -> None:
+    """Ask the child to end, then kill all that carry the mark."""
+    if process.poll() is None:
+        with suppress(ProcessLookupError):
+            process.send_signal(signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE_S)
+    while left := marked(mark):
+        end_processes(left)
+    process.wait()
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """Living processes of a launch, wherever they hang in the process tree."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark:
+                found.append(process)
+    return found
+
+
+def tail(log: Path, lines: int = 12) -> str:
+    """The last error of a log, or its last lines, with where to read on."""
+    text = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    errors = [line for line in text if "Error" in line or "No space left" in line]
+    shown = errors[-3:] or text[-lines:]
+    return f"see {log}:\n" + "\n".join(f"  {line[-300:]}" for line in shown)

@@ -1,0 +1,217 @@
+"""bench e2e: GRPO iterations of real VeRL, arm after arm on the same prompts and seeds; records, report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from bench.e2e import reward
+from bench.e2e.adaptive import adaptive_files
+from bench.e2e.data import write_data, write_trace
+from bench.e2e.experiment import E2eExperiment, load_e2e
+from bench.e2e.iterations import Iteration, IterationStore, parse
+from bench.e2e.launch import command, launch
+from bench.e2e.warm_model import WARM_MODELS, warm_model
+from bench.errors import UserError
+from bench.gen import console, progress_bar
+from bench.gen_measured import HUB_NAMES
+from bench.gpus import local_devices, serves
+from bench.provenance import load_average, provenance
+from bench.records import fingerprint_of
+from bench.tracking import make_tracker
+from pat.layout import Layout
+from pat.verl.overrides import GrpoRun, environment
+from pat.verl.settings import PatSettings
+
+DEFAULT = ("cpu-llama-e2e", "cpu-qwen3-e2e")
+CPU_LIMIT_S = 900.0
+
+
+@dataclass(frozen=True)
+class Options:
+    """The command line of ``bench e2e``; see its help."""
+
+    experiments: tuple[str, ...] = ()
+    arms: tuple[str, ...] = ()
+    iterations: int | None = None
+    seed: int | None = None
+    dataset: str | None = None
+    model: str | None = None
+    ray_address: str | None = None
+    tracker: str = "wandb"
+    out: Path = Path("results")
+    dry_run: bool = False
+    fresh: bool = False
+
+
+def run(options: Options) -> None:
+    """All of it. UserError for bad input, before anything runs; an arm that fails leaves the others' records."""
+    experiments = [adjusted(load_e2e(name), options) for name in options.experiments or DEFAULT]
+    if options.out.exists() and not options.out.is_dir():
+        raise UserError(f"--out {options.out}: is not a folder; give one, or a name that is free")
+    if options.dry_run:
+        for experiment in experiments:
+            print(describe(experiment, options))
+        return
+    for experiment in experiments:
+        check_machine(experiment, options.ray_address)
+    tracker = make_tracker(options.tracker, options.out)
+    failed = []
+    try:
+        with progress_bar() as progress:
+            for experiment in experiments:
+                failed += run_experiment(experiment, options, tracker, progress)
+    finally:
+        tracker.finish()
+    from bench.report.e2e import render_e2e
+
+    console.print(f"report: {render_e2e(options.out)}")
+    if failed:
+        raise UserError("\n".join(failed))
+
+
+def adjusted(experiment: E2eExperiment, options: Options) -> E2eExperiment:
+    """The experiment with the command line's changes."""
+    unknown = [arm for arm in options.arms if arm not in experiment.arm_names]
+    if unknown:
+        raise UserError(f"--arm {unknown[0]}: {experiment.name} has {', '.join(experiment.arm_names)}")
+    changes = {"iterations": options.iterations, "seed": options.seed}
+    found = experiment.model_copy(update={name: value for name, value in changes.items() if value is not None})
+    if found.iterations < 2:
+        raise UserError("--iterations: the first is discarded as warm-up; give at least 2")
+    return found
+
+
+def check_machine(experiment: E2eExperiment, ray_address: str | None) -> None:
+    """UserError where neither this machine nor a Ray cluster can run the experiment."""
+    if experiment.device == "cpu" or ray_address is not None:
+        return
+    cluster = experiment.cluster
+    if cluster.nodes > 1 or not serves(cluster.gpu, cluster.gpus_per_node, local_devices()):
+        raise UserError(
+            f"{experiment.name}: needs {cluster.nodes} node(s) of {cluster.gpus_per_node} {cluster.gpu}, unlike this "
+            "machine; give --ray-address of a cluster, or --dry-run to see what would be launched"
+        )
+
+
+def run_experiment(experiment: E2eExperiment, options: Options, tracker, progress) -> list[str]:
+    """Every arm that has no kept records; returns what failed."""
+    store = IterationStore(options.out, experiment.name)
+    work = store.steps_folder.resolve()
+    arms = options.arms or experiment.arm_names
+    marks = {arm: fingerprint_of(experiment.model_dump_json(), options.dataset, options.model, arm) for arm in arms}
+    kept = {} if options.fresh else store.read()
+    whole = {arm for arm in arms if sum(r.fingerprint == marks[arm] for r in kept.values()) == experiment.iterations}
+    made = {"experiment": experiment.model_dump(mode="json"), "fingerprints": list(marks.values())}
+    store.write_made(made | {"provenance": provenance()})
+    task = progress.add_task(experiment.name, total=experiment.iterations * len(arms))
+    progress.advance(task, experiment.iterations * len(whole))
+    todo = [arm for arm in arms if arm not in whole]
+    if not todo:
+        return []
+    model_path = model_of(experiment, options.model)
+    data = write_data(experiment, options.dataset, work / "train.parquet")
+    trace = write_trace(experiment, work / "trace.json")
+    tracker.start(f"{experiment.name}", experiment.model_dump(mode="json"))
+    failed = []
+    for arm in todo:
+        folder, done = work / arm, [0]
+
+        def advanced(count: int, done=done) -> None:
+            progress.advance(task, count - done[0])
+            done[0] = count
+
+        try:
+            grpo = grpo_run(experiment, arm, model_path, data, trace, folder, options)
+            for file in ("rollouts.jsonl", "syncs.jsonl"):
+                (folder / "records" / file).unlink(missing_ok=True)
+            launch(grpo, folder, CPU_LIMIT_S if experiment.device == "cpu" else float("inf"), advanced)
+        except UserError as error:
+            failed.append(f"{experiment.name}, {arm}: {error}")
+        finally:  # Ctrl-C included: what was measured is kept
+            load = load_average()
+            found = parse(folder, experiment.name, arm, experiment.seed, marks[arm])
+            store.append([record.model_copy(update={"load_average": load}) for record in found])
+        tracker.rollouts({f"{arm}/{experiment.seed}": (metrics_of(found), {})})
+    store.tidy()
+    tracker.finish()
+    return failed
+
+
+def metrics_of(found: list[Iteration]) -> pd.DataFrame:
+    """A row an iteration, VeRL's metric names."""
+    return pd.DataFrame([record.metrics for record in found]).fillna(0.0)
+
+
+def model_of(experiment: E2eExperiment, given: str | None) -> str:
+    """A warm-started model made here, a directory, or the hub's name of the paper's models."""
+    if given is not None:
+        return given
+    if experiment.model in WARM_MODELS:
+        console.print(f"{experiment.model}: trained for about a minute where it is not in the cache")
+        return str(warm_model(experiment.model))
+    return HUB_NAMES.get(experiment.model, experiment.model)
+
+
+def settings_of(experiment: E2eExperiment, arm: str, folder: Path, trace: Path | None, files: dict) -> PatSettings:
+    """The rollout backend's options of an arm."""
+    low, high = str(min(experiment.node_layouts)), str(max(experiment.node_layouts))
+    every = tuple(map(str, experiment.node_layouts))
+    common = {
+        "records": str(folder / "records"),
+        "sequences": experiment.sequences // experiment.cluster.nodes,
+        "trace": str(trace) if trace else None,
+    }
+    if arm.startswith("static-"):
+        layout = str(Layout.parse(arm.removeprefix("static-")))
+        return PatSettings(layouts=(layout,), start=layout, policy="static", **common)
+    if arm == "pat-forced":
+        forced = ((experiment.forced_alive, high),)
+        return PatSettings(layouts=every, start=low, policy="thresholds", thresholds=forced, **common)
+    return PatSettings(layouts=every, policy="adaptive", **files, **common)
+
+
+def grpo_run(
+    experiment: E2eExperiment, arm: str, model_path: str, data: Path, trace: Path | None, folder: Path, options: Options
+) -> GrpoRun:
+    """What VeRL is launched with for an arm."""
+    files = adaptive_files(experiment, model_path, folder, options.dry_run) if arm == "pat" else {}
+    return GrpoRun(
+        model_path=model_path,
+        train_files=(str(data),),
+        ranks=experiment.cluster.gpus_per_node,
+        nodes=experiment.cluster.nodes,
+        settings=settings_of(experiment, arm, folder, trace, files),
+        reward=(str(Path(reward.__file__).resolve()), "compute_score"),
+        prompts=experiment.prompts,
+        samples=experiment.samples,
+        max_prompt_tokens=experiment.max_prompt_tokens,
+        max_response_tokens=experiment.max_response_tokens,
+        steps=experiment.iterations,
+        learning_rate=experiment.learning_rate,
+        micro_batch=experiment.micro_batch,
+        kl_coef=experiment.kl_coef,
+        seed=experiment.seed,
+        device=experiment.device,
+        ray_address=options.ray_address,
+        checkpoint_directory=str(folder / "checkpoints"),
+        experiment=f"{experiment.name}-{arm}",
+    )
+
+
+def describe(experiment: E2eExperiment, options: Options) -> str:
+    """Markdown: the command and environment of each arm."""
+    work = IterationStore(options.out, experiment.name).steps_folder
+    model = options.model or HUB_NAMES.get(experiment.model, experiment.model)
+    parts = [f"# {experiment.name}: {experiment.iterations} iterations an arm, the first discarded"]
+    for arm in options.arms or experiment.arm_names:
+        trace = work / "trace.json" if experiment.lengths else None
+        grpo = grpo_run(experiment, arm, model, work / "train.parquet", trace, work / arm, options)
+        variables = " ".join(f"{k}='{v}'" for k, v in environment(grpo, work / arm / "metrics.jsonl").items())
+        lines = " \\\n  ".join(
+            ["python -m verl.trainer.main_ppo", *(f'"{override}"' for override in command(grpo)[3:])]
+        )
+        parts.append(f"## {arm}\n\n```\nexport {variables}\n{lines}\n```")
+    return "\n\n".join(parts) + "\n"
