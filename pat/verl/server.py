@@ -37,7 +37,9 @@ class PatServer:
         self.model_config: HFModelConfig = omega_conf_to_dataclass(model_config, dataclass_type=HFModelConfig)
         self.settings = PatSettings.of(self.config.custom)
         directory = self.settings.records
-        self.records = RecordFiles(str(Path(directory) / f"replica-{replica_rank}") if replica_rank else directory)
+        if directory and replica_rank:
+            directory = str(Path(directory) / f"replica-{replica_rank}")
+        self.records = RecordFiles(directory)
         self.trace = read_trace(self.settings.trace)
         steps = str(self.records.directory / "steps") if self.records.directory else None
         os.environ.update(engine_environment(self.settings, device, steps))
