@@ -170,6 +170,20 @@ def sweep(
 
 
 @app.command()
+def scenarios(
+    count: Annotated[int, typer.Option(min=1, help="How many; the first are always the same ones.")] = 500,
+    out: Out = Path("results"),
+) -> None:
+    """Random predicted cells, PAT beside every static layout: OUT/raw/scenarios.jsonl, a section of predictor.md."""
+    from bench.gen import progress_bar
+    from bench.scenarios import run
+
+    with progress_bar() as progress:
+        task = progress.add_task("scenarios", total=count)
+        print(run(out, count, lambda done, of: progress.update(task, completed=done, total=of)))
+
+
+@app.command()
 def report(
     out: Out = Path("results"),
     check: Annotated[bool, typer.Option("--check", help="Fail where a report lacks a section.")] = False,
