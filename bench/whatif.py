@@ -34,6 +34,8 @@ FLEET_SEQUENCES = 2048
 """From here on the arrays of a fleet are quicker than replica after replica."""
 WAITING_SEQUENCES = 4096
 """Where sequences wait for KV memory, a rollout of more of them is simulated on its heaviest nodes alone."""
+MANY_SEQUENCES = 8192
+"""From here on fewer rollouts are simulated."""
 MINIMUM_GAIN_PERCENT = 1.0
 """Below this nobody should bother."""
 
@@ -51,7 +53,7 @@ class Question:
     max_response_tokens: int
     batch: int
     host_term: str = "sglang-0.5"
-    seeds: int = 5
+    seeds: int | None = None
     max_prompt_tokens: int = 1024
 
     def experiment(self) -> Experiment:
@@ -73,7 +75,7 @@ class Question:
                 batches=(self.batch,),
                 samples_per_prompt=samples,
                 lengths=self.lengths if ":" in self.lengths and not exists(self.lengths) else f"trace:{self.lengths}",
-                seeds=tuple(range(self.seeds)),
+                seeds=tuple(range(self.seeds or (5 if self.batch < MANY_SEQUENCES else 3))),
                 tps=tps,
                 verl_default_tp=2 if 2 in tps else tps[0],
                 host_terms=(self.host_term,),
