@@ -153,8 +153,8 @@ def overall(table: pd.DataFrame) -> str:
     sure = sum(gain.mean > gain.half for gain in table.vs_best[pays])
     return (
         f"Over {len(table)} points PAT beats the best static layout by at least {WORTH_PERCENT:.0f}% in {pays.sum()} "
-        f"(median of all {np.median(best):+.1f}%, most {best.max():+.1f}%; in {sure} of the {pays.sum()} by more than its "
-        f"interval), and VeRL's default layout (TP2) by at least {WORTH_PERCENT:.0f}% in "
+        f"(median of all {np.median(best):+.1f}%, most {best.max():+.1f}%; in {sure} of the {pays.sum()} by more than "
+        f"its interval), and VeRL's default layout (TP2) by at least {WORTH_PERCENT:.0f}% in "
         f"{(verl >= WORTH_PERCENT).sum()} of the {len(verl)} where TP2 fits (median {np.median(verl):+.1f}%, most "
         f"{verl.max():+.1f}%)."
     )

@@ -1,5 +1,7 @@
 """The fleet's arrays against the simulator they stand for: the same numbers to the last bit, or a refusal."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -21,7 +23,7 @@ class Scripted:
     """Answers the questions in order with the layouts given (None: keep); nothing after them."""
 
     def __init__(self, first, answers, interval_steps):
-        self.first, self.answers, self.interval_steps = first, list(answers), interval_steps
+        self.first, self.answers, self.interval_steps, self.told = first, list(answers), interval_steps, []
 
     def first_layout(self, prompt_tokens):
         return self.first
@@ -29,6 +31,9 @@ class Scripted:
     def decide(self, state):
         answer = self.answers.pop(0) if self.answers else None
         return Keep() if answer in (None, state.layout) else Switch(answer, 1.0, 0.5)
+
+    def switched(self, predicted_s, observed_s):
+        self.told.append((predicted_s, observed_s))
 
 
 def lengths_of(batch: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -50,12 +55,11 @@ def test_static_layouts_and_the_adaptive_policy(nodes, batch):
     system, planner = make_system(ROOFLINE, dict.fromkeys(world, 1 << 30))
     prompts, responses = lengths_of(batch, seed=batch)
     model = LengthModel.fit(lengths_of(500, seed=9)[1], CAP)
-    policies = [StaticPolicy(a) for a in world]
-    adaptive = [AdaptivePolicy(planner, LengthForesight(model), start=a) for a in (None, *world)]
+    adaptive = [partial(AdaptivePolicy, planner, LengthForesight(model), start=a) for a in (None, *world)]
     switched = 0
-    for policy in (*policies, *adaptive):
-        fleet = simulate_fleet(system, policy, prompts, responses, CAP)
-        assert_same(fleet, simulate(system, policy, prompts, responses, CAP))
+    for policy in (*(partial(StaticPolicy, a) for a in world), *adaptive):  # each rollout begins with nothing learned
+        fleet = simulate_fleet(system, policy(), prompts, responses, CAP)
+        assert_same(fleet, simulate(system, policy(), prompts, responses, CAP))
         switched += len(fleet.switches)
     assert switched >= 1 or batch == 3
 

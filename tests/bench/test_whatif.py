@@ -27,7 +27,8 @@ def said():
 
 @pytest.mark.parametrize("name", list(GOLDEN["answers"]))
 def test_golden_answers(name):
-    """Made by this code (see the file's provenance): a change of any number must be meant."""
+    """Made by this code (see the file's provenance): a change of any number must be meant, and made by
+    ``golden/remake_whatif.py``."""
     golden = GOLDEN["answers"][name]
     told = as_json(answer(Question(**golden["question"])))
     assert told["best_static"] == golden["best_static"]
@@ -54,15 +55,15 @@ def test_the_schedule_takes_what_the_planner_says(said):
     from bench.machine import machine_of
     from bench.predicted import earlier_lengths, trace_of
     from pat.lengths import LengthModel
-    from pat.policy import LengthForesight
+    from pat.policy import AdaptivePolicy, LengthForesight
 
     machine = machine_of(said.experiment, "paper-era")
     planner = machine.planner(machine.switches(machine.parts("seats")))
     prompts = trace_of(said.experiment, 128, 0).prompt_tokens
     model = LengthModel.fit(earlier_lengths(said.experiment, 128, 0), PAPER.max_response_tokens)
-    first, plan = planner.first_layout(
-        LengthForesight(model).at_start(prompts), float(prompts.sum()), earliest_steps=64
-    )
+    first = AdaptivePolicy(planner, LengthForesight(model)).first_layout(prompts)
+    ahead = LengthForesight(model).at_start(prompts)
+    plan = planner.plans(ahead, fresh=True, earliest_steps=64)[first]
     schedule = expected_schedule(said.experiment, machine)
     prefill_s = float(machine.profile.prefill_s(first.tp, prompts.sum() / first.dp))
     assert schedule.first == first
