@@ -12,6 +12,7 @@ from bench.gen_measured import run_measured
 from bench.gen_predicted import run_predicted
 from bench.hold_out import write_hold_out
 from bench.progress import console, progress_bar
+from bench.report import sensitivity
 from bench.report.gen import recorded, render
 from bench.report.predictor import render_predictor
 from bench.tracking import make_tracker
@@ -77,7 +78,10 @@ def run(options: Options) -> None:
         tracker.finish()
     path = render(options.out)
     write_hold_out(options.out, [one.experiment for one in recorded(options.out)])
-    console.print(f"reports: {path}, {render_predictor(options.out)}")
+    reports = [path, render_predictor(options.out)]
+    if not options.experiments:
+        reports.append(sensitivity.run(options.out))
+    console.print(f"reports: {', '.join(map(str, reports))}")
 
 
 def adjusted(experiment: Experiment, options: Options) -> Experiment:
