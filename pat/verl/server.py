@@ -83,11 +83,12 @@ class PatServer:
         )
         parameters.setdefault("stop_token_ids", [self.model_config.tokenizer.eos_token_id])
         async with self.rollouts.request(place, prompt_ids) as request:
+            replicas = self.engine.layout.dp
             answer = await self.engine.async_generate(
                 input_ids=list(prompt_ids),
                 sampling_params=parameters,
                 return_logprob=log_probs,
-                routed_dp_rank=request.place if self.engine.layout.dp > 1 else None,
+                routed_dp_rank=request.place % replicas if replicas > 1 else None,
             )
             request.response_tokens = len(answer["output_ids"])
         for record in self.rollouts.take_closed():
