@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
@@ -26,7 +27,6 @@ from bench.backends.simulated.cures import (
 from bench.backends.simulated.mixed import Mix, best_count, mixed_s, mixes
 from bench.backends.simulated.rollout import System
 from bench.experiment import load_experiment
-from bench.gen_predicted import leave_interrupts
 from bench.gpus import gpu
 from bench.launch_plan import kv_capacity_tokens
 from bench.machine import paper_numbers
@@ -44,6 +44,8 @@ FIT_SEEDS = (0, 1, 2)
 EXTRA_SHARE = 0.25
 """Sequences in flight beyond those wanted, in over-provisioned and partial rollouts."""
 ITERATIONS = 6
+IGNORE_CTRL_C = (signal.SIGINT, signal.SIG_IGN)
+"""It is the parent's to handle: workers end what they run."""
 PAIR_SEEDS = (0, 1)
 LARGE = 1024
 LARGE_SEEDS = (0, 1, 2)
@@ -356,7 +358,7 @@ def run_task(task: Task) -> list[Outcome]:
 def mark_of() -> str:
     """Of everything that decides an outcome: the code, the experiments, the paper's figures."""
     files = [ROOT / "bench/data/paper.yaml", *(ROOT / "bench/experiments").glob("*.yaml")]
-    files += [*(ROOT / "bench/paper").glob("*.py"), ROOT / "bench/launch_plan.py"]
+    files += [ROOT / "bench" / name for name in ("paper/setting.py", "paper/studies.py", "launch_plan.py")]
     content = b"".join(path.read_bytes() for path in sorted(files))
     return sha256(code_hash().encode() + content).hexdigest()[:16]
 
@@ -409,7 +411,7 @@ def write(file, rows: list[Outcome]) -> None:
 
 def in_parallel(missing: list[Task]):
     """(task, outcomes) as they come, from a process a core."""
-    with ProcessPoolExecutor(os.cpu_count(), get_context("spawn"), initializer=leave_interrupts) as pool:
+    with ProcessPoolExecutor(os.cpu_count(), get_context("spawn"), signal.signal, IGNORE_CTRL_C) as pool:
         futures = {pool.submit(run_task, task): task for task in missing}
         try:
             for future in as_completed(futures):
