@@ -13,6 +13,7 @@ from bench.gen_predicted import run_predicted
 from bench.hold_out import write_hold_out
 from bench.progress import console, progress_bar
 from bench.report.gen import recorded, render
+from bench.report.paper import render_paper
 from bench.report.predictor import render_predictor
 from bench.tracking import make_tracker
 from bench.workloads.problems import Problem, load_problems
@@ -78,6 +79,8 @@ def run(options: Options) -> None:
     path = render(options.out)
     write_hold_out(options.out, [one.experiment for one in recorded(options.out)])
     console.print(f"reports: {path}, {render_predictor(options.out)}")
+    paper = render_paper(options.out)
+    console.print(f"report: {paper}" if paper else "paper.md needs the records of all cells: run `python -m bench gen`")
 
 
 def adjusted(experiment: Experiment, options: Options) -> Experiment:

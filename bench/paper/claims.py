@@ -8,9 +8,9 @@ from numbers import Number
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """``path``: keys from the top, joined by dots; cells and claims of a list by their names."""
+    """``keys``: the way to it from the top; cells and claims of a list by their names."""
 
-    path: str
+    keys: tuple[str, ...]
     value: float
     confidence: str
     source: str
@@ -21,22 +21,22 @@ def claims(paper: dict) -> list[Claim]:
     """All of them, in the order of the file. KeyError where a number has no confidence, or that no source."""
     sources, out = paper["sources"], []
 
-    def walk(node, path: str, confidence: str | None, note: str) -> None:
+    def walk(node, keys: tuple[str, ...], confidence: str | None, note: str) -> None:
         if isinstance(node, dict):
             inner = node.get("confidence", confidence)
             said = node.get("note") or node.get("formula") or note
             for key, value in node.items():
                 if key not in ("confidence", "note", "formula", "sources"):
-                    walk(value, f"{path}.{key}" if path else str(key), inner, said)
+                    walk(value, keys if key == "value" else (*keys, str(key)), inner, said)
         elif isinstance(node, list):
             for i, value in enumerate(node):
-                walk(value, f"{path}.{name_of(value, i)}", confidence, note)
+                walk(value, (*keys, name_of(value, i)), confidence, note)
         elif isinstance(node, Number) and not isinstance(node, bool):
             if confidence is None:
-                raise KeyError(f"{path}: a number without confidence")
-            out.append(Claim(path.replace(".value", ""), float(node), confidence, sources[confidence.split()[0]], note))
+                raise KeyError(f"{'.'.join(keys)}: a number without confidence")
+            out.append(Claim(keys, float(node), confidence, sources[confidence.split()[0]], note))
 
-    walk(paper, "", None, "")
+    walk(paper, (), None, "")
     return out
 
 

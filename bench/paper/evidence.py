@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -12,17 +12,20 @@ import numpy as np
 
 from bench.experiment import load_experiment
 from bench.machine import machine_of, paper_numbers
-from bench.paper.setting import BATCH
+from bench.models import model_shape
+from bench.paper.setting import AS_IS, BATCH
 from bench.paper.studies import Outcome, all_cells
-from bench.phases import MFU, Phases, phases
+from bench.phases import Phases, iteration
 from bench.records import RolloutSummary, frame_of
 from bench.report.comparison import Comparison
+from bench.report.e2e_predicted import trainer_of
 from bench.stats import reduction_percent
 from bench.workloads.trace import read_trace
 from pat.layout import Layout
 from pat.switch_cost import wire_share
 
 HOSTS = ("paper-era", "sglang-0.5")
+NEAREST = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,10 +91,21 @@ class Evidence:
         """Changes that have outcomes, in their order."""
         return list(dict.fromkeys(o.change for o in self.of_study(study, cell)))
 
-    def nearest(self, cell: str, wanted: float, measure: Callable[[str], float]) -> tuple[str, float]:
-        """The single swap of a cell under which ``measure(swap)`` comes nearest ``wanted``, and its value there."""
-        known = [(change, measure(change)) for change in self.changes("swap", cell)[1:]]
-        return min((row for row in known if np.isfinite(row[1])), key=lambda row: abs(row[1] - wanted))
+    def nearest(
+        self,
+        cell: str,
+        wanted: float,
+        measure: Callable[[str], float],
+        among: Callable[[str], bool] = lambda swap: True,
+    ) -> list[tuple[str, float]]:
+        """The NEAREST single swaps under which ``measure(swap)`` comes nearest ``wanted``, and its values there. Swaps
+        that leave it as it stands (to 1% of what is missing) are no explanation, and are left out."""
+        base = measure(AS_IS)
+        known = [
+            (change, measure(change)) for change in self.changes("swap", cell) if change != AS_IS and among(change)
+        ]
+        moving = [row for row in known if abs(row[1] - base) > 0.01 * abs(base - wanted)]
+        return sorted(moving, key=lambda row: abs(row[1] - wanted))[:NEAREST]
 
     def lengths(self, cell: str) -> list[np.ndarray]:
         """Prompt + response tokens of the sequences [N] of each seed's trace."""
@@ -99,23 +113,30 @@ class Evidence:
         traces = [read_trace(self.out / "raw" / "traces" / f"{row['sha256'][:12]}.jsonl") for row in rows]
         return [t.prompt_tokens + t.response_tokens for t in traces]
 
-    def iteration(self, cell: str, host: str, arm: str, mfu: float = MFU) -> list[Phases]:
-        """An iteration's phases for every seed of an arm's records; ``verl`` and ``best`` name those statics."""
+    def iteration(self, cell: str, host: str, arm: str, efficiency: float = 1.0) -> list[Phases]:
+        """An iteration's phases for every seed of an arm's records; ``verl`` and ``best`` name those statics.
+        ``efficiency``: of training passes, as a multiple of what bench/phases.py takes."""
         c = self.comparisons[cell, host]
         name = {"verl": c.verl_default, "best": c.best_static}.get(arm, arm)
-        experiment, machine = c.experiment, machine_of(c.experiment, host)
-        cluster = experiment.cluster
+        trainer, shape = trainer_of(c.experiment), model_shape(c.experiment.model)
+        trainer = replace(
+            trainer,
+            forward_share=trainer.forward_share * efficiency,
+            update_share=trainer.update_share * efficiency,
+        )
         return [
-            phases(s, machine.shape, cluster.gpu, cluster.world, cluster.nodes, machine.links, lengths, mfu)
+            iteration(shape, trainer, lengths, s)
             for s, lengths in zip(c.rollout_s[name], self.lengths(cell), strict=True)
         ]
 
-    def iteration_reduction(self, cell: str, host: str, arm: str = "pat-paper", mfu: float = MFU) -> float:
+    def iteration_reduction(self, cell: str, host: str, arm: str = "pat-paper", efficiency: float = 1.0) -> float:
         """Mean percent by which an arm shortens the iteration against VeRL's default."""
-        base, new = (self.iteration(cell, host, a, mfu) for a in ("verl", arm))
-        return float(np.mean([100 * (1 - n.total_s / b.total_s) for b, n in zip(base, new, strict=True)]))
+        base, new = ([p.step for p in self.iteration(cell, host, a, efficiency)] for a in ("verl", arm))
+        return reduction_percent(base, new).mean
 
-    def switched_tokens(self, cell: str, host: str = "paper-era", arm: str = "pat-paper") -> list[tuple[int, Layout, Layout]]:
+    def switched_tokens(
+        self, cell: str, host: str = "paper-era", arm: str = "pat-paper"
+    ) -> list[tuple[int, Layout, Layout]]:
         """(tokens of KV cache, old, new layout) of every switch of an arm that moved all of it inside its replica."""
         shape, out = machine_of(load_experiment(cell), host).shape, []
         for record in self.records[cell]:
@@ -127,5 +148,3 @@ class Evidence:
                 if s["recomputed"] == 0 and share:
                     out.append((int(s["kv_bytes"] / share / shape.kv_bytes_per_token()), old, new))
         return out
-
-

@@ -160,8 +160,9 @@ def a40(setting: Setting) -> bool:
     return setting.experiment.cluster.gpu == "a40"
 
 
+AS_IS, RESTART = "as it stands", "a restart as the switch"
 SWAPS = (
-    Swap("none", "as it stands", lambda s: s),
+    Swap("none", AS_IS, lambda s: s),
     Swap("host term", "host term sglang-0.5 (overlapped)", lambda s: replace(s, host="sglang-0.5")),
     Swap("host term", "no host term", lambda s: replace(s, host="none")),
     Swap("host term", "paper-era fitted without rows above 96", lambda s: replace(s, host="paper-era-96")),
@@ -175,7 +176,10 @@ SWAPS = (
     Swap("hops", "up to three switches", lambda s: replace(s, max_hops=3)),
     Swap("hops", "up to three switches, first layout chosen", lambda s: replace(s, max_hops=3, choose_first=True)),
     Swap("switch", "this project's switch (seats)", lambda s: replace(s, parts="seats")),
-    Swap("switch", "a restart as the switch", lambda s: replace(s, parts="restart")),
+    Swap("switch", RESTART, lambda s: replace(s, parts="restart")),
+    Swap(
+        "switch", f"{RESTART}, device steps 1.5 times as long", lambda s: replace(s, parts="restart", step_factor=1.5)
+    ),
     Swap("link speed", "links four times as fast", lambda s: replace(s, link_factor=4.0)),
     Swap("link speed", "links a quarter as fast", lambda s: replace(s, link_factor=0.25)),
     Swap("link speed", "all-reduce in half the time", lambda s: replace(s, all_reduce_factor=0.5), a40),

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
-from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -31,11 +27,12 @@ from bench.gpus import gpu
 from bench.launch_plan import kv_capacity_tokens
 from bench.machine import paper_numbers
 from bench.paper.setting import BATCH, SWAPS, Bench, Setting, Swap, shorter
+from bench.parallel import parallel
 from bench.predicted import earlier_lengths, trace_of
 from bench.profiles.host_terms import PAPER_ERA
+from bench.progress import progress_bar
 from bench.provenance import ROOT, provenance
 from bench.records import code_hash
-from pat.layout import Layout
 from pat.lengths import LengthModel
 from pat.policy import LengthForesight
 
@@ -44,8 +41,8 @@ FIT_SEEDS = (0, 1, 2)
 EXTRA_SHARE = 0.25
 """Sequences in flight beyond those wanted, in over-provisioned and partial rollouts."""
 ITERATIONS = 6
-IGNORE_CTRL_C = (signal.SIGINT, signal.SIG_IGN)
-"""It is the parent's to handle: workers end what they run."""
+END = "end"
+"""Arm of the line that says a task is whole."""
 PAIR_SEEDS = (0, 1)
 LARGE = 1024
 LARGE_SEEDS = (0, 1, 2)
@@ -176,7 +173,10 @@ def pairs(task: Task) -> list[Outcome]:
 
 def moved_percent(rows: list, base: list) -> float:
     """The largest change of a rollout's time, in percent; infinite for no rows."""
-    return max((100 * abs(r["rollout_s"] / b["rollout_s"] - 1) for (*_, r), (*_, b) in zip(rows, base)), default=np.inf)
+    return max(
+        (100 * abs(r["rollout_s"] / b["rollout_s"] - 1) for (*_, r), (*_, b) in zip(rows, base, strict=bool(rows))),
+        default=np.inf,
+    )
 
 
 def distance(rows: list[tuple[str, int, dict[str, float]]], paper: dict) -> float:
@@ -376,46 +376,43 @@ def read(path: Path) -> list[Outcome]:
     return out
 
 
-def outcomes(out: Path, advance: Callable[[int, int], None] = lambda done, of: None) -> list[Outcome]:
-    """All outcomes, those missing simulated and added to ``OUT/raw/paper.jsonl``; ``advance(done, of)`` counts tasks.
+def outcomes(out: Path) -> list[Outcome]:
+    """All outcomes, those missing simulated and added to ``OUT/raw/paper.jsonl``, with progress on stderr.
 
     A task that was interrupted runs again; the others are kept.
     """
     path, wanted, mark = out / "raw" / "paper.jsonl", tasks(), mark_of()
     found = read(path)
-    ended = {o.task for o in found if o.arm == "end"}
+    ended = {o.task for o in found if o.arm == END}
     found = [o for o in found if o.task in ended]
-    missing = [task for task in wanted if task not in ended]
-    if missing:
+    if missing := [task for task in wanted if task not in ended]:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".partial")
-        with partial.open("w") as file:
-            write(file, found)
-            for done, (task, rows) in enumerate(in_parallel(missing), start=len(ended) + 1):
-                rows = [replace(r, mark=mark) for r in (*rows, Outcome(task.study, task.cell, task.change, "end", -1, {}))]
-                write(file, rows)
-                found += rows
-                advance(done, len(wanted))
+        partial.write_text("".join(map(line, found)))
         partial.replace(path)
-        made = json.dumps(provenance(), indent=1, sort_keys=True)
-        path.with_name("paper.provenance.json").write_text(made + "\n")
+        path.with_name("paper.provenance.json").write_text(json.dumps(provenance(), indent=1, sort_keys=True) + "\n")
+        with path.open("a") as file, progress_bar() as bar:
+            progress = bar.add_task("paper.md", total=len(wanted), completed=len(ended))
+            for index, rows in parallel(run_task, missing):
+                task = missing[index]
+                rows = [*rows, Outcome(task.study, task.cell, task.change, END, -1, {})]
+                rows = [replace(row, mark=mark) for row in rows]
+                file.writelines(map(line, rows))
+                file.flush()
+                found += rows
+                bar.advance(progress)
+        tidy(path, found, wanted)
     order = {task: i for i, task in enumerate(wanted)}
-    found = [o for o in found if o.task in order and o.arm != "end"]
-    return sorted(found, key=lambda o: order[o.task])
+    return sorted((o for o in found if o.task in order and o.arm != END), key=lambda o: order[o.task])
 
 
-def write(file, rows: list[Outcome]) -> None:
-    file.writelines(json.dumps(asdict(row), sort_keys=True) + "\n" for row in rows)
-    file.flush()
+def tidy(path: Path, found: list[Outcome], wanted: list[Task]) -> None:
+    """Rewrite the file in the order of the tasks: the same outcomes give the same bytes."""
+    order = {task: i for i, task in enumerate(wanted)}
+    partial = path.with_suffix(".partial")
+    partial.write_text("".join(map(line, sorted((o for o in found if o.task in order), key=lambda o: order[o.task]))))
+    partial.replace(path)
 
 
-def in_parallel(missing: list[Task]):
-    """(task, outcomes) as they come, from a process a core."""
-    with ProcessPoolExecutor(os.cpu_count(), get_context("spawn"), signal.signal, IGNORE_CTRL_C) as pool:
-        futures = {pool.submit(run_task, task): task for task in missing}
-        try:
-            for future in as_completed(futures):
-                yield futures[future], future.result()
-        except BaseException:
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
+def line(outcome: Outcome) -> str:
+    return json.dumps(asdict(outcome), sort_keys=True) + "\n"

@@ -8,7 +8,7 @@ from bench.experiment import load_experiment
 from bench.machine import machine_of
 from bench.paper.evidence import HOSTS, Evidence
 from bench.paper.memory import layers_together, peak_bytes, seat_memory
-from bench.paper.setting import BATCH
+from bench.paper.setting import AS_IS, BATCH
 from bench.paper.studies import KNOBS, LARGE, all_cells, paper_cell, paper_cells
 from bench.profiles.host_terms import PAPER_ERA
 from bench.report.tables import NONE, percent, text
@@ -41,7 +41,7 @@ def swap_rows(e: Evidence, cell: str) -> list[Row]:
     """The paper's figures, ours as it stands, and under every swap, with the share of the gap in the gain it closes."""
     paper = paper_cell(cell)
     wanted = 100 * (paper["speedup"] - 1)
-    base = e.gain("swap", cell, "as it stands")
+    base = e.gain("swap", cell, AS_IS)
     first = {
         "swap": "*the paper*",
         "VeRL tok/s": f"{paper['baseline_tok_s']:,.1f}" if "baseline_tok_s" in paper else NONE,
@@ -62,7 +62,7 @@ def swap_rows(e: Evidence, cell: str) -> list[Row]:
                 "PAT tok/s": text(interval(rates["pat"]), 0),
                 "gain": percent(gain),
                 "off, points": f"{gain.mean - wanted:+.1f}",
-                "closed": "" if change == "as it stands" or closed <= 0 else f"{closed:.0f}%",
+                "closed": "" if change == AS_IS or closed <= 0 else f"{closed:.0f}%",
             }
         )
     return rows
@@ -126,14 +126,14 @@ def iteration_rows(e: Evidence) -> list[Row]:
         rows.append(
             {
                 "cell": cell,
-                "generation, VeRL": mean("generation_s"),
-                "PAT (paper)": mean("generation_s", pat),
-                "old log-prob": mean("old_log_prob_s"),
-                "reference": mean("reference_s"),
-                "update": mean("update_s"),
-                "weight sync": mean("weight_sync_s"),
-                "iteration, VeRL": mean("total_s"),
-                "share of generation": f"{100 * np.mean([p.generation_share for p in verl]):.1f}%",
+                "generation, VeRL": mean("gen"),
+                "PAT (paper)": mean("gen", pat),
+                "old log-prob": mean("old_log_prob"),
+                "reference": mean("ref"),
+                "update": mean("update_actor"),
+                "weight sync": mean("update_weights"),
+                "iteration, VeRL": mean("step"),
+                "share of generation": f"{100 * np.mean([p.gen_share for p in verl]):.1f}%",
                 "iteration, less": f"{e.iteration_reduction(cell, host):.1f}%",
                 "planned": f"{e.iteration_reduction(cell, host, 'pat-planned'):.1f}%",
                 "less, sglang-0.5": f"{e.iteration_reduction(cell, HOSTS[1]):.1f}%",
@@ -300,8 +300,9 @@ def limit_rows(e: Evidence) -> list[Row]:
             for cure in GIVES_UP:
                 if cure != "static":
                     row[cure] = ratio(e, "cures", cell, str(BATCH), [f"{cure}, best"]) if mine else NONE
-            mixes = [o.arm for o in e.of_study("mixed", cell) if o.arm.endswith("by the prompt")]
-            row["best mix, by the prompt"] = ratio(e, "mixed", cell, "", list(dict.fromkeys(mixes))) if mine else NONE
+            for how in ("lengths known", "by the prompt"):
+                mixes = list(dict.fromkeys(o.arm for o in e.of_study("mixed", cell) if o.arm.endswith(how)))
+                row[f"best mix, {how}"] = ratio(e, "mixed", cell, "", mixes) if mine else NONE
             rows.append(row)
     return rows
 

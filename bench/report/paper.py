@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-
-from bench.errors import UserError
-from bench.experiment import load_experiment
 from bench.paper.claims import Claim, claims
 from bench.paper.evidence import HOSTS, Evidence
 from bench.paper.ours import A40_CELL, H100_CELL, POINTS, Ours, ours
-from bench.paper.studies import KNOBS, SEEDS, outcomes, paper_cell, paper_cells
+from bench.paper.setting import AS_IS
+from bench.paper.studies import KNOBS, SEEDS, all_cells, outcomes, paper_cell, paper_cells
 from bench.paper.tables import (
     calibrated_rows,
     cell_rows,
@@ -26,9 +21,10 @@ from bench.paper.tables import (
     mixed_rows,
     swap_rows,
 )
-from bench.phases import MFU, PublishedStep
+from bench.phases import FORWARD_SHARE, PUBLISHED_STEPS, UPDATE_SHARE, predicted_ratio
 from bench.profiles.host_terms import paper_era_fits
 from bench.report.gen import recorded
+from bench.report.sensitivity import sensitivity_section
 from bench.report.tables import NONE, markdown
 
 SECTIONS = (
@@ -50,14 +46,14 @@ SECTIONS = (
 )
 
 
-def render_paper(out: Path, advance: Callable[[int, int], None] = lambda done, of: None) -> Path | None:
+def render_paper(out: Path) -> Path | None:
     """Write OUT/paper.md; what is not in ``OUT/raw/paper.jsonl`` yet is simulated. None, and nothing is written, where
-    OUT lacks records of the paper's own cells (they come from `python -m bench gen`)."""
+    OUT lacks records of the paper's grid (they come from `python -m bench gen`)."""
     found = recorded(out)
     names = {r.experiment.name for r in found}
-    if not names.issuperset(paper_cells()):
+    if not names.issuperset(all_cells()):
         return None
-    e = Evidence.of(out, found, outcomes(out, advance))
+    e = Evidence.of(out, found, outcomes(out))
     pairs = [(claim, ours(claim, e)) for claim in claims(e.paper)]
     parts = [
         "# The paper's evaluation, number by number",
@@ -89,7 +85,7 @@ def said(e: Evidence) -> list[str]:
     for arm, key, label in ((c.verl_default, "baseline_tok_s", "VeRL's default"), ("pat-paper", "pat_tok_s", "PAT")):
         rate = c.throughput(arm)
         off = 100 * (rate.mean / cell[key] - 1)
-        swaps = e.values("swap", H100_CELL, "as it stands", "verl" if arm != "pat-paper" else "pat", "tokens_per_s")
+        swaps = e.values("swap", H100_CELL, AS_IS, "verl" if arm != "pat-paper" else "pat", "tokens_per_s")
         verdict = "within" if abs(off) <= 10 else "not within"
         lines.append(
             f"{H100_CELL}, uncalibrated, {host}: {label} {rate.text(0)} tok/s beside the paper's {cell[key]:,.1f} "
@@ -98,7 +94,10 @@ def said(e: Evidence) -> list[str]:
         )
     for name in paper_cells():
         wanted = 100 * (paper_cell(name)["speedup"] - 1)
-        by_host = ", ".join(f"{e.comparisons[name, h].gain('pat-paper', e.comparisons[name, h].verl_default).mean:+.1f}% ({h})" for h in HOSTS)
+        by_host = ", ".join(
+            f"{e.comparisons[name, h].gain('pat-paper', e.comparisons[name, h].verl_default).mean:+.1f}% ({h})"
+            for h in HOSTS
+        )
         best = e.comparisons[name, host]
         lines.append(
             f"{name}: PAT gains {wanted:+.0f}% over its baseline in the paper, over VeRL's default here {by_host}; "
@@ -118,7 +117,7 @@ def said(e: Evidence) -> list[str]:
     return [SECTIONS[0], bullets(lines)]
 
 
-def claim_sections(pairs: list[tuple[Claim, Ours | None]]) -> list[str]:
+def claim_sections(pairs: list[tuple[Claim, Ours]]) -> list[str]:
     """The three tables of numbers, and the explanations that they refer to."""
     notes: list[str] = []
     intro = (
@@ -138,11 +137,9 @@ def claim_sections(pairs: list[tuple[Claim, Ours | None]]) -> list[str]:
     return [*parts, SECTIONS[4], "\n".join(f"{i}. {note}." for i, note in enumerate(notes, start=1))]
 
 
-def claim_row(claim: Claim, mine: Ours | None, notes: list[str]) -> dict[str, str]:
+def claim_row(claim: Claim, mine: Ours, notes: list[str]) -> dict[str, str]:
     """One number; a note is added where the difference is above POINTS under any host term."""
-    row = {"number": claim.path.replace("generation.", "").replace("_", " "), "confidence": claim.confidence}
-    if mine is None:
-        return row | {"paper": number(claim.value), "ours": "not among the records"} | dict.fromkeys(REST, NONE)
+    row = {"number": ", ".join(claim.keys).replace("_", " "), "confidence": claim.confidence}
     unit = "" if mine.unit == "%" else f" {mine.unit}".rstrip()
     sign = mine.unit == "%"
     row["paper"] = number(mine.paper(claim)) + ("%" if sign else unit)
@@ -159,9 +156,6 @@ def claim_row(claim: Claim, mine: Ours | None, notes: list[str]) -> dict[str, st
         notes.append(f"*{row['number']}*: {mine.why}")
         row["why"] = str(len(notes))
     return row
-
-
-REST = ("difference", f"ours, {HOSTS[1]}", "difference, the same", "tier", "why")
 
 
 def number(value: float) -> str:
@@ -211,16 +205,15 @@ def study_sections(e: Evidence) -> list[str]:
 
 
 def extension_sections(e: Evidence) -> list[str]:
-    published = PublishedStep()
     return [
         SECTIONS[9],
         f"Generation from the records; old log-prob, reference, update and weight sync from FLOPs and bandwidth "
-        f"(bench/phases.py), training at {MFU:.0%} of the peak. Checked against a published VeRL step of a 7B model with "
-        f"FSDP2 ({published.step_s:.0f} s: generation {published.generation_s:.0f}, old log-prob "
-        f"{published.old_log_prob_s:.0f}, update {published.update_s:.0f}; its batch is not known here, so only "
-        f"proportions can be): update / old log-prob {published.update_to_log_prob:.2f} there, "
-        f"{update_to_log_prob(e):.2f} here; {published.other_s:.0f} s there are not named. Paper-era host term, seconds.",
+        f"(bench/phases.py): forward passes at {FORWARD_SHARE:.0%} and updates at {UPDATE_SHARE:.0%} of the peak. Update / "
+        f"old log-prob is {predicted_ratio():.2f} where arithmetic binds; published VeRL steps: "
+        + "; ".join(f"{p.update_to_forward:.2f} ({p.source}{', fitted' if p.fitted else ''})" for p in PUBLISHED_STEPS)
+        + ". Paper-era host term, seconds.",
         markdown(iteration_rows(e)),
+        *measured_iterations(e.out),
         SECTIONS[10],
         "Bytes that a rank needs beside a static engine. Steady: copies of fused tensors, graphs and communicators of the "
         "seats beyond the first. Peak: staging of the KV cache exchange. Measured on CPU with a model of 0.1 B in fp32; "
@@ -243,17 +236,15 @@ def extension_sections(e: Evidence) -> list[str]:
     ]
 
 
-def update_to_log_prob(e: Evidence) -> float:
-    (first, *_) = e.iteration(H100_CELL, HOSTS[0], "verl")
-    return first.update_s / first.old_log_prob_s
+def measured_iterations(out: Path) -> list[str]:
+    """Where real iterations of VeRL are reported, if any were run."""
+    if not (out / "e2e.md").is_file():
+        return ["No iteration of real VeRL has been measured yet."]
+    return ["Iterations of real VeRL, measured on this machine: [e2e.md](e2e.md)."]
 
 
 def sensitivity(out: Path) -> list[str]:
-    """The section on when PAT pays off, where the project has it."""
-    if importlib.util.find_spec("bench.report.sensitivity") is None:
-        return []
-    from bench.report.sensitivity import sensitivity_section
-
+    """The section on when PAT pays off."""
     return [sensitivity_section(out)]
 
 
@@ -270,11 +261,3 @@ def made(out: Path) -> list[str]:
 
 def bullets(lines: list[str]) -> str:
     return "\n".join(f"- {line}" for line in lines)
-
-
-def check_paper(path: Path) -> None:
-    """UserError where a section of the report is missing."""
-    lines = path.read_text().splitlines()
-    missing = [section for section in SECTIONS if section not in lines]
-    if missing:
-        raise UserError(f"{path}: lacks the section {missing[0]!r}")
