@@ -85,7 +85,8 @@ def testbeds(claim: Claim, rest: list[str], e: Evidence) -> Ours:
             {"": 8 * links.inter_node_bytes_per_s / 1e9},
             "Gb/s",
             "predicted",
-            f"what one of 8 GPUs gets of the adapters in the model; NCCL is taken to reach {NETWORK_EFFICIENCY:.0%} of a "
+            "what one of 8 GPUs gets of the adapters in the model; NCCL is taken to reach "
+            f"{NETWORK_EFFICIENCY:.0%} of a "
             "line, and the testbed's adapters a node are not known. Swapping links by a factor of 4 moves the "
             f"A40 x 16 gain by {link_effect(e, 'a40x16-qwen-16k'):.1f} points at most",
         ),
@@ -93,7 +94,8 @@ def testbeds(claim: Claim, rest: list[str], e: Evidence) -> Ours:
             {"": 2 * links.intra_node_bytes_per_s / 1e9},
             "GB/s",
             "predicted",
-            "900 GB/s is the sum of both directions by data sheet; ours is twice what NCCL's all-to-all reaches in one. "
+            "900 GB/s is the sum of both directions by data sheet; ours is twice what NCCL's "
+            "all-to-all reaches in one. "
             f"Swapping links by a factor of 4 moves the H100 gain by {link_effect(e, H100_CELL):.1f} points at most",
         ),
     }[rest[1]]()
@@ -315,8 +317,10 @@ def lengths(claim: Claim, rest: list[str], e: Evidence) -> Ours:
         value = means[A40_CELL]
         near = min(means, key=lambda c: abs(means[c] - claim.value))
         why = (
-            f"{A40_CELL}, a GPU, mean {'until half of the sequences have ended' if rest[1] == 'aligned' else 'while one sequence is left'}"
-            f"; the paper's testbed and phases are not known. Swapping the cell, the nearest is {near} ({means[near]:.2f})"
+            f"{A40_CELL}, a GPU, mean "
+            f"{'until half of the sequences have ended' if rest[1] == 'aligned' else 'while one sequence is left'}"
+            "; the paper's testbed and phases are not known. Swapping the cell, the nearest "
+            f"is {near} ({means[near]:.2f})"
         )
         return Ours({"": value}, "TFLOP/s", "predicted", why)
     traces = [t for c in ("h100x8-llama-16k", H100_CELL) for t in e.made[c]["traces"]]

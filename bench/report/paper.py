@@ -178,8 +178,10 @@ def grid_sections(e: Evidence) -> list[str]:
 def study_sections(e: Evidence) -> list[str]:
     parts = [
         SECTIONS[6],
-        f"Each row changes one thing in a cell of the paper, for both arms alike, and runs seeds 0 to {SEEDS[-1]} again: "
-        "VeRL's default, and PAT from there with one switch at the paper's cost, paper-era host term. *Closed*: how much of the "
+        "Each row changes one thing in a cell of the paper, for both arms alike, and "
+        f"runs seeds 0 to {SEEDS[-1]} again: "
+        "VeRL's default, and PAT from there with one switch at the paper's cost, "
+        "paper-era host term. *Closed*: how much of the "
         "distance from the paper's gain the swap closes.",
     ]
     for cell in paper_cells():
@@ -193,11 +195,13 @@ def study_sections(e: Evidence) -> list[str]:
     return [
         *parts,
         SECTIONS[7],
-        f"One knob ({', '.join(KNOBS)}) is set so that VeRL's mean tokens/s meets the paper's; PAT's figure then follows "
+        f"One knob ({', '.join(KNOBS)}) is set so that VeRL's mean tokens/s meets the "
+        "paper's; PAT's figure then follows "
         "and is not fitted. Cells for which the paper gives no tokens/s cannot be calibrated.",
         markdown(calibrated_rows(e)),
         SECTIONS[8],
-        f"The table of CPU overheads does not say which of its rows and parts count. {told}. PAT (paper) against VeRL's "
+        "The table of CPU overheads does not say which of its rows and parts count. "
+        f"{told}. PAT (paper) against VeRL's "
         "default, and tokens/s, under each:",
         markdown(fit_rows(e)),
         "Records: `raw/paper.jsonl`, studies swap, pairs, calibrated, fit.",
@@ -208,29 +212,36 @@ def extension_sections(e: Evidence) -> list[str]:
     return [
         SECTIONS[9],
         f"Generation from the records; old log-prob, reference, update and weight sync from FLOPs and bandwidth "
-        f"(bench/phases.py): forward passes at {FORWARD_SHARE:.0%} and updates at {UPDATE_SHARE:.0%} of the peak. Update / "
+        f"(bench/phases.py): forward passes at {FORWARD_SHARE:.0%} and updates at "
+        f"{UPDATE_SHARE:.0%} of the peak. Update / "
         f"old log-prob is {predicted_ratio():.2f} where arithmetic binds; published VeRL steps: "
         + "; ".join(f"{p.update_to_forward:.2f} ({p.source}{', fitted' if p.fitted else ''})" for p in PUBLISHED_STEPS)
         + ". Paper-era host term, seconds.",
         markdown(iteration_rows(e)),
         *measured_iterations(e.out),
         SECTIONS[10],
-        "Bytes that a rank needs beside a static engine. Steady: copies of fused tensors, graphs and communicators of the "
-        "seats beyond the first. Peak: staging of the KV cache exchange. Measured on CPU with a model of 0.1 B in fp32; "
+        "Bytes that a rank needs beside a static engine. Steady: copies of fused "
+        "tensors, graphs and communicators of the "
+        "seats beyond the first. Peak: staging of the KV cache exchange. Measured on CPU "
+        "with a model of 0.1 B in fp32; "
         "the formula is bench/paper/memory.py for both.",
         markdown(memory_rows(e)),
         SECTIONS[11],
-        "Static layouts with other cures, mean over seeds, paper-era host term; time is that of as many responses as the "
-        "batch. *Known*: sorted by true lengths, a bound; *by the prompt*: by what the other responses to the prompt took, "
+        "Static layouts with other cures, mean over seeds, paper-era host term; time is "
+        "that of as many responses as the "
+        "batch. *Known*: sorted by true lengths, a bound; *by the prompt*: by what the "
+        "other responses to the prompt took, "
         "as an earlier epoch would tell. Partial and over-provisioned rollouts have 25% more sequences in flight. "
         "PAT from the records, on their seeds.",
         markdown(cure_rows(e)),
         SECTIONS[12],
-        "Half of each node in one TP, half in another, for the whole rollout; the longest sequences go to the wide half. "
+        "Half of each node in one TP, half in another, for the whole rollout; the "
+        "longest sequences go to the wide half. "
         "An extension: nothing of it runs live. 128 sequences, paper-era host term.",
         markdown(mixed_rows(e)),
         SECTIONS[13],
-        "Rollout time as a multiple of the longest sequence alone in the fastest layout from its first token. A cure that "
+        "Rollout time as a multiple of the longest sequence alone in the fastest layout "
+        "from its first token. A cure that "
         "leaves long sequences to later, or throws them away, can go below 1.",
         markdown(limit_rows(e)),
     ]
@@ -254,7 +265,8 @@ def made(out: Path) -> list[str]:
     versions = ", ".join(f"{k} {v}" for k, v in p["versions"].items())
     return [
         SECTIONS[14],
-        f"Studies: `{p['command']}`, commit {p['commit']}, {'; '.join(p['machine'].values())}; {versions}. Records of the "
+        f"Studies: `{p['command']}`, commit {p['commit']}, "
+        f"{'; '.join(p['machine'].values())}; {versions}. Records of the "
         f"cells: see gen.md. The phases of {A40_CELL} stand for the paper's A40 figures.",
     ]
 

@@ -1,4 +1,5 @@
-"""Two layouts side by side for a whole rollout: a few wide replicas for the longest sequences, narrow ones for the rest."""
+"""Two layouts side by side for a whole rollout: a few wide replicas for the "
+"longest sequences, narrow ones for the rest."""
 
 from __future__ import annotations
 
