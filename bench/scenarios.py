@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
 import numpy as np
+import pandas as pd
 
 from bench.experiment import Cluster, Experiment
+from bench.gen_predicted import in_parallel
 from bench.predicted import Cell, run_cell
+from bench.records import fingerprint_of
 from bench.workloads.lengths import parse as parse_lengths
 
 COUNT = 500

@@ -206,7 +206,8 @@ def end_to_end(claim: Claim, rest: list[str], e: Evidence) -> Ours:
     why = (
         "best cell "
         + ", ".join(f"{c} ({h})" for h, c in best.items())
-        + f"; swapping the efficiency of training for half of it: {e.iteration_reduction(cell, HOSTS[0], efficiency=0.5):.1f}%"
+        + "; swapping the efficiency of training for half of it: "
+        + f"{e.iteration_reduction(cell, HOSTS[0], efficiency=0.5):.1f}%"
         f"; the best LLaMA cell: {llama:.1f}%"
     )
     return Ours(values, "%", "predicted", why, 100.0)
@@ -233,7 +234,8 @@ def switch_overhead(claim: Claim, rest: list[str], e: Evidence) -> Ours:
             A40_CELL, claim.value, lambda change: mean(change, key), lambda c: (RESTART in c) == (way == "naive")
         )
         swaps = ", ".join(f"*{name}* ({seconds:.2f} s)" for name, seconds in found)
-        why = f"{A40_CELL}; when the policy switches decides how much KV cache there is. Single swaps, nearest first: {swaps}"
+        why = f"{A40_CELL}; when the policy switches decides how much KV cache there is. "
+        why += f"Single swaps, nearest first: {swaps}"
         return Ours({"": value}, "s", "predicted", why)
     if part == "total_reduction":
         predicted = 100 * (1 - mean(AS_IS, "switch_s") / mean(RESTART, "switch_s"))
@@ -279,7 +281,8 @@ def memory_gb(claim: Claim, rest: list[str], e: Evidence) -> Ours:
             "the whole model gathered on a rank": shape.weight_bytes,
         }
     name, nearest = min(variants.items(), key=lambda row: abs(row[1] / 1e9 - claim.value))
-    why = f"{old} to {new} with {tokens:,} tokens; by formula, the variant that comes nearest: *{name}* ({nearest / 1e9:.1f} GB)"
+    why = f"{old} to {new} with {tokens:,} tokens; by formula, the variant that comes nearest: "
+    why += f"*{name}* ({nearest / 1e9:.1f} GB)"
     return Ours({"": value}, "GB", "predicted", why)
 
 

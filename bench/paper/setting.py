@@ -26,7 +26,8 @@ BATCH = 128
 
 @dataclass(frozen=True)
 class Setting:
-    """What decides both arms. As it stands: VeRL's default layout, and PAT from there with one switch at the paper's cost.
+    """What decides both arms. As it stands: VeRL's default layout, and PAT from there with one switch at the paper's
+    cost.
 
     start_tp           layout of VeRL, in which PAT starts; None: the experiment's default
     kv_share           share of the KV capacity that is left to the engine
