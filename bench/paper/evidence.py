@@ -39,13 +39,13 @@ class Evidence:
     switch: dict
 
     @classmethod
-    def of(cls, out: Path, recorded: list, outcomes: list[Outcome]) -> Evidence:
-        """``recorded``: what bench.report.gen.recorded(out) gives."""
+    def of(cls, out: Path, recorded: list) -> Evidence:
+        """Without outcomes yet. ``recorded``: what bench.report.gen.recorded(out) gives."""
         grid = {r.experiment.name: r for r in recorded if r.experiment.name in all_cells()}
         records = {name: [x for x in r.records if x.batch == BATCH] for name, r in grid.items()}
         path = out / "raw" / "switch.json"
         switch = json.loads(path.read_text()) if path.is_file() else {}
-        return cls(out, records, {name: r.made for name, r in grid.items()}, outcomes, switch)
+        return cls(out, records, {name: r.made for name, r in grid.items()}, [], switch)
 
     @property
     def paper(self) -> dict:
@@ -55,6 +55,24 @@ class Evidence:
     def cells(self) -> list[str]:
         """Cells of the grid that have records, in its order."""
         return [cell for cell in all_cells() if self.records.get(cell)]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every cell has VeRL's default and both PATs under both host terms, and its traces are kept."""
+        wanted = [(cell, host) for cell in all_cells() for host in HOSTS]
+        if not all(key in self.comparisons for key in wanted):
+            return False
+        arms = ("pat-paper", "pat-planned")
+        return all({c.verl_default, *arms} <= set(c.rollout_s) for c in self.comparisons.values()) and all(
+            self.trace_path(row).is_file() for cell in all_cells() for row in self.traces(cell)
+        )
+
+    def traces(self, cell: str) -> list[dict]:
+        """Rows on the traces of the paper's batch."""
+        return [row for row in self.made[cell]["traces"] if row["batch"] == BATCH]
+
+    def trace_path(self, row: dict) -> Path:
+        return self.out / "raw" / "traces" / f"{row['sha256'][:12]}.jsonl"
 
     @cached_property
     def comparisons(self) -> dict[tuple[str, str], Comparison]:
@@ -109,8 +127,7 @@ class Evidence:
 
     def lengths(self, cell: str) -> list[np.ndarray]:
         """Prompt + response tokens of the sequences [N] of each seed's trace."""
-        rows = [t for t in self.made[cell]["traces"] if t["batch"] == BATCH]
-        traces = [read_trace(self.out / "raw" / "traces" / f"{row['sha256'][:12]}.jsonl") for row in rows]
+        traces = [read_trace(self.trace_path(row)) for row in self.traces(cell)]
         return [t.prompt_tokens + t.response_tokens for t in traces]
 
     def iteration(self, cell: str, host: str, arm: str, efficiency: float = 1.0) -> list[Phases]:

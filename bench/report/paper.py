@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from bench.paper.claims import Claim, claims
 from bench.paper.evidence import HOSTS, Evidence
 from bench.paper.ours import A40_CELL, H100_CELL, POINTS, Ours, ours
 from bench.paper.setting import AS_IS
-from bench.paper.studies import KNOBS, SEEDS, all_cells, outcomes, paper_cell, paper_cells
+from bench.paper.studies import KNOBS, SEEDS, outcomes, paper_cell, paper_cells
 from bench.paper.tables import (
     calibrated_rows,
     cell_rows,
@@ -49,11 +50,10 @@ SECTIONS = (
 def render_paper(out: Path) -> Path | None:
     """Write OUT/paper.md; what is not in ``OUT/raw/paper.jsonl`` yet is simulated. None, and nothing is written, where
     OUT lacks records of the paper's grid (they come from `python -m bench gen`)."""
-    found = recorded(out)
-    names = {r.experiment.name for r in found}
-    if not names.issuperset(all_cells()):
+    e = Evidence.of(out, recorded(out))
+    if not e.complete:
         return None
-    e = Evidence.of(out, found, outcomes(out))
+    e = replace(e, outcomes=outcomes(out))
     pairs = [(claim, ours(claim, e)) for claim in claims(e.paper)]
     parts = [
         "# The paper's evaluation, number by number",

@@ -60,8 +60,8 @@ def test_partial_rollouts_carry_on():
     assert third.rollout_s == pytest.approx(39.0)
 
 
-def test_longest_first_begins_the_longest_at_once():
-    """Room for one at a time: the order does not change the sum, but the longest no longer waits for the others."""
+def test_longest_first_with_room_for_all():
+    """All fit at once: the rollout lasts the 8 decode steps of the longest, whatever the order."""
     system = one_second(dp=1)
     trace = trace_of(3, 5, 9)
     cured = longest_first(system, Layout(1, 1), trace, trace.response_tokens, CAP)
@@ -89,8 +89,16 @@ def test_a_mix_takes_the_longer_half():
     mix, trace = Mix(Layout(2, 1), Layout(1, 2)), trace_of(3, 5, 9)
 
     def seconds(count: int) -> float:
-        return mixed_s(system, {1: 1000, 2: 1000}, mix, trace, trace.response_tokens, count, CAP)
+        return mixed_s(system, {1: 100_000, 2: 100_000}, mix, trace, trace.response_tokens, count, CAP)
 
     assert seconds(1) == pytest.approx(4.0)
     assert seconds(0) == pytest.approx(8.0)
     assert best_count(np.array([0, 1]), seconds) == 1
+
+
+def test_longest_first_where_some_must_queue():
+    """Room for two: as they come, 9 waits for the 2 steps of 3 and ends after 10; longest first it begins at once."""
+    system, trace = one_second(tps=(1,), capacity=2100, dp=1), trace_of(3, 5, 9)
+    as_they_come = longest_first(system, Layout(1, 1), trace, np.zeros(3), CAP)
+    assert as_they_come.rollout_s == pytest.approx(10.0)
+    assert longest_first(system, Layout(1, 1), trace, trace.response_tokens, CAP).rollout_s == pytest.approx(8.0)
