@@ -12,7 +12,6 @@ import numpy as np
 from scipy.optimize import brentq
 
 from baselines.limit import physical_limit_s
-from baselines.oracle import Clairvoyant
 from bench.backends.simulated.cures import (
     Cured,
     longest_first,
@@ -34,6 +33,7 @@ from bench.progress import progress_bar
 from bench.provenance import ROOT, provenance
 from bench.records import code_hash
 from pat.lengths import LengthModel
+from pat.planner import known_course
 from pat.policy import LengthForesight
 
 SEEDS = tuple(range(10))
@@ -301,14 +301,12 @@ def predictor(task: Task) -> list[Outcome]:
     for seed in SEEDS:
         trace = bench.trace(seed)
         lengths = earlier_lengths(experiment, bench.setting.batch, seed)
+        foresight = LengthForesight(LengthModel.fit(lengths, experiment.max_response_tokens))
         outlooks = {
-            "known": Clairvoyant(trace.response_tokens),
-            "model": LengthForesight(LengthModel.fit(lengths, experiment.max_response_tokens)),
+            "known": known_course(trace.response_tokens, trace.prompt_tokens),
+            "model": foresight.at_start(trace.prompt_tokens),
         }
-        plans = {
-            name: planner.plans(foresight.at_start(trace.prompt_tokens), 1, fresh=True)
-            for name, foresight in outlooks.items()
-        }
+        plans = {name: planner.plans(ahead, 1, fresh=True) for name, ahead in outlooks.items()}
         for layout in bench.machine.layouts:
             prefill_s = float(bench.machine.profile.prefill_s(layout.tp, trace.prompt_tokens.sum() / layout.dp))
             values = {"rollout_s": bench.static(trace, layout).rollout_s}
