@@ -190,10 +190,12 @@ def report(
     out: Out = Path("results"),
     check: Annotated[bool, typer.Option("--check", help="Fail where a report lacks a section.")] = False,
 ) -> None:
-    """Render OUT/gen.md, OUT/predictor.md and, where iterations were run, OUT/e2e.md anew from the raw records."""
+    """Render OUT/gen.md, predictor.md, paper.md and, where iterations were run, e2e.md anew from the raw records."""
     from bench.report.e2e import SECTIONS as E2E_SECTIONS
     from bench.report.e2e import launches, render_e2e
     from bench.report.gen import SECTIONS, check_sections, render
+    from bench.report.paper import SECTIONS as PAPER_SECTIONS
+    from bench.report.paper import render_paper
     from bench.report.predictor import check_predictor, render_predictor
 
     path, predictor = render(out), render_predictor(out)
@@ -205,6 +207,10 @@ def report(
         path = render_e2e(out)
         if check:
             check_sections(path, E2E_SECTIONS)
+        print(path)
+    if path := render_paper(out):
+        if check:
+            check_sections(path, PAPER_SECTIONS)
         print(path)
 
 
