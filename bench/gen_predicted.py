@@ -123,8 +123,9 @@ def run_one(work: tuple[Cell, LengthTrace, str]) -> Result:
     ]
 
 
-def in_parallel(work: list, each=run_one):
-    """Results of ``each`` as they come, from a process a core; in this process where there is little to do."""
+def in_parallel(work: list, each=None):
+    """Results of ``each`` (:func:`run_one`) as they come, from a process a core; in this process where there is little to do."""
+    each = each or run_one
     if len(work) <= 2:
         yield from map(each, work)
         return
