@@ -12,7 +12,6 @@ import time
 import psutil
 import pytest
 import torch
-from omegaconf import OmegaConf
 from safetensors.torch import save_file
 
 from bench.tiny_models import materialise
@@ -55,7 +54,7 @@ def started(tmp_path_factory):
             patch.setenv(name, value)
         loop = asyncio.new_event_loop()
         asyncio.set_event_loop(loop)
-        model_config = OmegaConf.structured(HFModelConfig(path=str(path), tokenizer_path=str(path)))
+        model_config = HFModelConfig(path=str(path), tokenizer_path=str(path))
         server = PatServer(config, model_config, "cpu")
         try:
             yield server, loop, directory / "records", hf_model(path)
