@@ -123,14 +123,14 @@ def run_one(work: tuple[Cell, LengthTrace, str]) -> Result:
     ]
 
 
-def in_parallel(work: list):
-    """Results as they come, from a process a core; in this process where there is little to do."""
+def in_parallel(work: list, each=run_one):
+    """Results of ``each`` as they come, from a process a core; in this process where there is little to do."""
     if len(work) <= 2:
-        yield from map(run_one, work)
+        yield from map(each, work)
         return
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(os.cpu_count(), context, initializer=leave_interrupts) as pool:
-        futures = [pool.submit(run_one, item) for item in work]
+        futures = [pool.submit(each, item) for item in work]
         try:
             for future in as_completed(futures):
                 yield future.result()

@@ -5,6 +5,8 @@ VeRL loads this file by its path, in processes of its own: it imports nothing of
 
 from __future__ import annotations
 
+import logging
+
 LAST_CHARACTERS = 512
 """Of a response, looked at: the final answer stands at the end, and parsing is slow on long noise."""
 
@@ -27,5 +29,6 @@ def answered(solution: str, truth: str) -> bool:
         return False
     from math_verify import parse, verify
 
+    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns of each call without a timeout
     found = parse(solution[-LAST_CHARACTERS:], parsing_timeout=None)
     return bool(found) and bool(verify(parse(f"${truth}$", parsing_timeout=None), found, timeout_seconds=None))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,10 +21,12 @@ from bench.errors import UserError
 from bench.gen import console, progress_bar
 from bench.gen_measured import HUB_NAMES
 from bench.gpus import local_devices, serves
+from bench.measured import step_rows
 from bench.provenance import load_average, provenance
 from bench.records import fingerprint_of
-from bench.tracking import make_tracker
+from bench.tracking import make_tracker, step_metrics
 from pat.layout import Layout
+from pat.sglang.step_log import read_steps
 from pat.verl.overrides import GrpoRun, environment
 from pat.verl.settings import PatSettings
 
@@ -101,7 +106,8 @@ def run_experiment(experiment: E2eExperiment, options: Options, tracker, progres
     store = IterationStore(options.out, experiment.name)
     work = store.steps_folder.resolve()
     arms = options.arms or experiment.arm_names
-    marks = {arm: fingerprint_of(experiment.model_dump_json(), options.dataset, options.model, arm) for arm in arms}
+    same = (experiment.model_dump_json(), options.dataset, options.model, harness_hash())
+    marks = {arm: fingerprint_of(*same, arm) for arm in arms}
     kept = {} if options.fresh else store.read()
     whole = {arm for arm in arms if sum(r.fingerprint == marks[arm] for r in kept.values()) == experiment.iterations}
     made = {"experiment": experiment.model_dump(mode="json"), "fingerprints": list(marks.values())}
@@ -125,8 +131,7 @@ def run_experiment(experiment: E2eExperiment, options: Options, tracker, progres
 
         try:
             grpo = grpo_run(experiment, arm, model_path, data, trace, folder, options)
-            for file in ("rollouts.jsonl", "syncs.jsonl"):
-                (folder / "records" / file).unlink(missing_ok=True)
+            shutil.rmtree(folder / "records", ignore_errors=True)
             launch(grpo, folder, CPU_LIMIT_S if experiment.device == "cpu" else float("inf"), advanced)
         except UserError as error:
             failed.append(f"{experiment.name}, {arm}: {error}")
@@ -134,10 +139,24 @@ def run_experiment(experiment: E2eExperiment, options: Options, tracker, progres
             load = load_average()
             found = parse(folder, experiment.name, arm, experiment.seed, marks[arm])
             store.append([record.model_copy(update={"load_average": load}) for record in found])
-        tracker.rollouts({f"{arm}/{experiment.seed}": (metrics_of(found), {})})
+        log_launch(tracker, f"{arm}/{experiment.seed}", found, folder)
     store.tidy()
     tracker.finish()
     return failed
+
+
+def harness_hash() -> str:
+    """Of the sources beside those of :func:`bench.records.code_hash` that decide what VeRL does."""
+    files = sorted(Path(__file__).parent.glob("*.py"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+
+
+def log_launch(tracker, name: str, found: list[Iteration], folder: Path) -> None:
+    """VeRL's metrics, a row an iteration, and the latency of each decode step from the step log."""
+    logged = {name: (metrics_of(found), {})}
+    with suppress(TimeoutError, OSError, ValueError):  # an engine that was killed leaves no whole log
+        logged[f"{name}/steps"] = step_metrics(step_rows(read_steps(folder / "records" / "steps", wait_s=0.0))), {}
+    tracker.rollouts(logged)
 
 
 def metrics_of(found: list[Iteration]) -> pd.DataFrame:

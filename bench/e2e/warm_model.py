@@ -29,8 +29,8 @@ WARM_MODELS = {"warm-llama": TinyModel("llama", **SMALL), "warm-qwen3": TinyMode
 class Training:
     """Supervised training on worked sums; ``problems`` are drawn with ``seed``, those of the runs with another one."""
 
-    steps: int = 700
-    batch: int = 64
+    steps: int = 400
+    batch: int = 48
     learning_rate: float = 3e-3
     problems: int = 4000
     seed: int = 1_000_003
@@ -72,7 +72,8 @@ def train(directory: Path, training: Training, progress) -> None:
     tokenizer.chat_template = CHAT_TEMPLATE
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     examples = encoded(tokenizer, training)
-    draw, losses = Random(training.seed), []
+    draw, losses, threads = Random(training.seed), [], torch.get_num_threads()
+    torch.set_num_threads(1)  # matrices are small: more threads wait for each other, the more so on a busy machine
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(training.seed)
         begin_afresh(model)
@@ -88,6 +89,7 @@ def train(directory: Path, training: Training, progress) -> None:
             optimiser.zero_grad()
             losses.append(round(loss.item(), 5))
             progress(step + 1, training.steps)
+    torch.set_num_threads(threads)
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     facts = {

@@ -405,7 +405,7 @@ def scenario_section(out: Path) -> list[str]:
     """Random scenarios by family of lengths, and the worst of all."""
     path = out / "raw" / "scenarios.jsonl"
     if not path.is_file() or path.stat().st_size == 0:
-        return [SECTIONS[6], "The records of random scenarios are not there."]
+        return [SECTIONS[6], "The records of random scenarios are not there; `python -m bench scenarios` makes them."]
     frame = pd.read_json(path, lines=True)
     rows = []
     for family, group in frame.groupby(frame.lengths.str.split(":").str[0]):

@@ -97,7 +97,7 @@ def builtin_problems(count: int, seed: int) -> list[dict]:
     return [{"problem": problem, "answer": answer} for problem, answer in made.items()]
 
 
-def addition_problems(count: int, seed: int, terms: tuple[int, int] = (2, 6)) -> list[dict]:
+def addition_problems(count: int, seed: int, terms: tuple[int, int] = (2, 5)) -> list[dict]:
     """``count`` different sums of small numbers with problem, answer, and a worked ``solution``: easy enough for a
     model that has trained for a minute, and the longer, the more terms."""
     r, made = Random(seed), {}
