@@ -111,6 +111,7 @@ def test_the_rollouts_really_switched_and_came_back(runs):
     assert [row["before"] for row in syncs] == ["TP1xDP2", *["TP2xDP1"] * STEPS]
     assert {row["after"] for row in syncs} == {"TP1xDP2"}
     assert min(row["buckets"] for row in syncs) > 1
+    assert not any(row["error"] for row in rollouts)
     assert not any(row["switches"] for row in lines(runs["static"] / "records" / "rollouts.jsonl"))
 
 

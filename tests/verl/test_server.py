@@ -119,6 +119,7 @@ def test_a_sync_reaches_every_layout_and_leaves_the_starting_one(started, tmp_pa
     record = last_lines(records / "rollouts.jsonl")[0]
     assert (record["start"], record["end"], len(record["switches"])) == (str(LOW), str(HIGH), 1)
     assert [output.token_ids for output in outputs] == hf_greedy(model, PROMPTS, LENGTHS)
+    assert record["error"] is None
     assert record["response_tokens"] == LENGTHS
     assert record["prompt_tokens"] == [len(prompt) for prompt in PROMPTS]
     assert record["places"] == list(range(len(PROMPTS)))
