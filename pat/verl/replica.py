@@ -40,18 +40,18 @@ class PatReplica(RolloutReplica):
         )
         if len({node for node, _ in places}) != 1:
             raise ValueError("rollout backend pat: the replica's ranks are on several nodes; use all ranks of a node")
-        cuda = get_platform().device_name == "cuda"
-        visible = ",".join(sorted({gpu for _, gpus in places for gpu in gpus.split(",") if gpu}, key=int))
-        affinity = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(places[0][0], soft=False)
-        noset = dict.fromkeys(get_platform().ray_noset_envvars(), "1")
+        names = dict.fromkeys(get_platform().ray_noset_envvars(), "1") | get_platform().rollout_env_vars()
+        device = get_platform().device_name
+        if device == "cuda":  # the engine's own: Ray counts them as the workers'
+            names[devices] = ",".join(sorted({gpu for _, gpus in places for gpu in gpus.split(",") if gpu}, key=int))
         server = ray.remote(PatServer).options(
             name=server_name(self.replica_rank),
             num_cpus=1,
-            scheduling_strategy=affinity,
-            runtime_env={"env_vars": noset | get_platform().rollout_env_vars()},
+            scheduling_strategy=ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(places[0][0], soft=False),
+            runtime_env={"env_vars": names},
             max_concurrency=self.max_concurrency,
         )
-        handle = server.remote(self.config, self.model_config, get_platform().device_name, visible if cuda else None)
+        handle = server.remote(self.config, self.model_config, device, self.replica_rank)
         await handle.ready.remote()
         self.servers, self._server_handle = [handle], handle
         self._server_address = server_name(self.replica_rank)

@@ -26,22 +26,23 @@ from pat.verl.settings import PatSettings
 class PatServer:
     """VeRL's interface of a rollout server: ``generate`` and the control methods, all of them coroutines.
 
-    ``visible``: the GPUs of this node's ranks, as CUDA_VISIBLE_DEVICES has them; None on the CPU. Errors of the
-    configuration are ValueErrors; where the engine has failed, all that waits and comes gets EngineDied.
+    Errors of the configuration are ValueErrors; where the engine has failed, all that waits and comes gets EngineDied.
+    Replicas beyond the first write their records to a directory of their own in that of the settings.
     """
 
     def __init__(
-        self, config: DictConfig | RolloutConfig, model_config: DictConfig, device: str, visible: str | None
+        self, config: DictConfig | RolloutConfig, model_config: DictConfig, device: str, replica_rank: int = 0
     ) -> None:
         self.config: RolloutConfig = omega_conf_to_dataclass(config)
         self.model_config: HFModelConfig = omega_conf_to_dataclass(model_config, dataclass_type=HFModelConfig)
         self.settings = PatSettings.of(self.config.custom)
-        self.records = RecordFiles(self.settings.records)
+        directory = self.settings.records
+        if directory and replica_rank:
+            directory = str(Path(directory) / f"replica-{replica_rank}")
+        self.records = RecordFiles(directory)
         self.trace = read_trace(self.settings.trace)
         steps = str(self.records.directory / "steps") if self.records.directory else None
         os.environ.update(engine_environment(self.settings, device, steps))
-        if visible is not None:
-            os.environ["CUDA_VISIBLE_DEVICES"] = visible
         arguments = engine_arguments(self.settings, self.config, device)
         layouts, model_path = self.settings.all_layouts, self.model_config.local_path
         choice = PolicyChoice(self.settings, model_path, capacities(arguments, layouts), self.config.response_length)

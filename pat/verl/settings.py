@@ -26,8 +26,8 @@ class PatSettings(BaseModel):
     interval_steps decode steps between two reports of a replica to the policy
     trace          JSON file of forced response lengths, see :mod:`pat.verl`
     records        directory for records; None: none are written
-    sequences      requests of one rollout (prompts x samples): the rollout begins when as many have come; None: when
-                   none has come for ``quiet_s``
+    sequences      requests of one rollout on one replica (prompts x samples): it begins when as many have come, or
+                   after 100 x ``quiet_s``; None: when none has come for ``quiet_s``
     kv_tokens_per_rank   KV budget of a rank, in tokens of all heads; None: SGLang's choice (CPU: 16384)
     shm_allreduce, pin   CPU: all-reduce through shared memory; pin each rank to a core
     engine         further arguments for SGLang's engine
