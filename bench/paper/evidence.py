@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 import numpy as np
@@ -117,18 +117,17 @@ class Evidence:
         among: Callable[[str], bool] = lambda swap: True,
     ) -> list[tuple[str, float]]:
         """The NEAREST single swaps under which ``measure(swap)`` comes nearest ``wanted``, and its values there. Swaps
-        that leave it as it stands (to 1% of what is missing) are no explanation, and are left out."""
+        that leave it as it stands (to 10% of what is missing) are no explanation, and are left out."""
         base = measure(AS_IS)
         known = [
             (change, measure(change)) for change in self.changes("swap", cell) if change != AS_IS and among(change)
         ]
-        moving = [row for row in known if abs(row[1] - base) > 0.01 * abs(base - wanted)]
+        moving = [row for row in known if abs(row[1] - base) > 0.1 * abs(base - wanted)]
         return sorted(moving, key=lambda row: abs(row[1] - wanted))[:NEAREST]
 
     def lengths(self, cell: str) -> list[np.ndarray]:
         """Prompt + response tokens of the sequences [N] of each seed's trace."""
-        traces = [read_trace(self.trace_path(row)) for row in self.traces(cell)]
-        return [t.prompt_tokens + t.response_tokens for t in traces]
+        return [total_tokens(self.trace_path(row)) for row in self.traces(cell)]
 
     def iteration(self, cell: str, host: str, arm: str, efficiency: float = 1.0) -> list[Phases]:
         """An iteration's phases for every seed of an arm's records; ``verl`` and ``best`` name those statics.
@@ -165,3 +164,10 @@ class Evidence:
                 if s["recomputed"] == 0 and share:
                     out.append((int(s["kv_bytes"] / share / shape.kv_bytes_per_token()), old, new))
         return out
+
+
+@cache
+def total_tokens(trace: Path) -> np.ndarray:
+    """Prompt + response tokens [N] of a trace's file."""
+    found = read_trace(trace)
+    return found.prompt_tokens + found.response_tokens

@@ -135,7 +135,8 @@ def seeds_of(e: Evidence, cell: str) -> int:
 
 
 LUCK = "within 5 points: the rest is the luck of the three traces of the records, and no swap is needed"
-CLOSES, NEAREST_YET = "single swaps that close it: ", "no single swap closes it; nearest: "
+CLOSES = "the first of these single swaps closes it: "
+NEAREST_YET = "no single swap closes it; nearest: "
 
 
 def why_gain(e: Evidence, cell: str, wanted: float) -> str:
@@ -147,7 +148,7 @@ def why_gain(e: Evidence, cell: str, wanted: float) -> str:
         text += f", {LUCK}"
     else:
         found = e.nearest(cell, wanted, lambda change: e.gain("swap", cell, change))
-        text += "; " + (CLOSES if abs(found[0][1] - wanted) <= POINTS else NEAREST_YET)
+        text += "; " + (CLOSES if found and abs(found[0][1] - wanted) <= POINTS else NEAREST_YET)
         text += ", ".join(f"*{name}* ({value:+.1f}%)" for name, value in found)
     return f"{text}. The modern host term, overlapped, gives {host:+.1f}%: it leaves high TP its whole lead"
 
@@ -167,7 +168,7 @@ def why_rate(e: Evidence, cell: str, arm: str, wanted: float) -> str:
     if abs(base / wanted - 1) <= POINTS / 100:
         return f"{text}, {LUCK.replace('points', '%')}. The other column is the swap of the host term: {host}"
     found = e.nearest(cell, wanted, mean)
-    text += "; " + (CLOSES if abs(found[0][1] / wanted - 1) <= POINTS / 100 else NEAREST_YET)
+    text += "; " + (CLOSES if found and abs(found[0][1] / wanted - 1) <= POINTS / 100 else NEAREST_YET)
     text += ", ".join(told(*row) for row in found)
     if pair := [o for o in e.of_study("pairs", cell) if o.arm.startswith(f"{arm}: ")]:
         rate = float(np.mean([o.values["tokens_per_s"] for o in pair]))

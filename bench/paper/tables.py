@@ -175,7 +175,7 @@ def measured_memory(e: Evidence) -> list[Row]:
     copied = found["seats_bytes"]["TP2"][1]
     formula = seat_memory(shape, (Layout(1, 2), Layout(2, 1))).copied_bytes
     measured, expected = [], []
-    for s in found["switches"]:
+    for s in (s for s in found["switches"] if s["migrated"]):
         tokens = (s["kv_wire_bytes"] + s["kv_local_bytes"]) // shape.kv_bytes_per_token()
         measured.append(s["peak_extra_bytes"] / 1e6)
         expected.append(peak_bytes(shape, tokens, 2, layers_together(shape, tokens), copies=1) / 1e6)
