@@ -395,7 +395,8 @@ def ablation_section(comparisons: list[Comparison]) -> list[str]:
     if not rows:
         return [
             SECTIONS[5],
-            "The records of ablation arms are not there; `python -m bench gen bench/experiments/ablations/*.yaml` makes them.",
+            "The records of ablation arms are not there; `python -m bench gen bench/experiments/ablations/*.yaml` "
+            "makes them.",
         ]
     return [
         SECTIONS[5],

@@ -270,3 +270,10 @@ def test_a_wrong_prior_costs_no_more_than_staying(factor, seed):
     assert done.rollout_s <= 1.01 * simulate(system, StaticPolicy(done.first), prompt, response, CAP).rollout_s
     forced = simulate(system, replace(policy, start=TP2), prompt, response, CAP)
     assert forced.rollout_s <= 1.01 * simulate(system, StaticPolicy(TP2), prompt, response, CAP).rollout_s
+
+
+def test_without_length_conditioning_every_sequence_is_a_new_one():
+    state = state_of(TP1, np.full(8, 7000))
+    foresight = policy_of()[1].foresight
+    assert foresight.during(state).steps.sum() == CAP - 7000
+    assert replace(foresight, conditioned=False).during(state).steps.sum() == CAP
