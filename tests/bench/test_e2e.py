@@ -115,7 +115,7 @@ def test_data_and_forced_lengths_are_the_same_for_every_arm(tmp_path):
     assert min(map(min, lengths)) >= 2
     assert max(map(max, lengths)) <= 9
     forced = settings_of(experiment, "pat-forced", tmp_path, tmp_path / "t.json", {})
-    assert (forced.start, forced.thresholds) == ("TP1xDP2", ((24, "TP2xDP1"),))
+    assert (forced.start, forced.thresholds) == ("TP1xDP2", ((48, "TP2xDP1"),))
     assert settings_of(experiment, "static-TP2xDP1", tmp_path, None, {}).layouts == ("TP2xDP1",)
 
 
