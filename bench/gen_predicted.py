@@ -124,7 +124,7 @@ def run_one(work: tuple[Cell, LengthTrace, str]) -> Result:
 
 
 def in_parallel(work: list, each=None):
-    """Results of ``each`` (:func:`run_one`) as they come, from a process a core; in this process where there is little to do."""
+    """Results of ``each`` (:func:`run_one`) as they come, a process a core; in this one where there is little to do."""
     each = each or run_one
     if len(work) <= 2:
         yield from map(each, work)
