@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -93,5 +94,5 @@ def neighbours(schedule: Schedule, layouts: tuple[Layout, ...]) -> Iterable[Sche
 def proper(schedule: Schedule) -> Iterable[Schedule]:
     """The schedule, unless a switch of it goes nowhere."""
     courses = [schedule.first, *(layout for _, layout in schedule.hops)]
-    if all(a != b for a, b in zip(courses, courses[1:], strict=False)):
+    if all(a != b for a, b in itertools.pairwise(courses)):
         yield schedule

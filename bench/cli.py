@@ -144,7 +144,9 @@ def whatif(
     host_term: Annotated[
         str, typer.Option(help="sglang-0.5, paper-era, or serial:MS,MS_A_SEQUENCE, overlapped:MS,MS_A_SEQUENCE.")
     ] = "sglang-0.5",
-    seeds: Annotated[int, typer.Option(min=1, help="Rollouts to simulate.")] = 3,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Rollouts to simulate; none: 5, of 8,192 sequences and more 3.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="JSON instead of markdown.")] = False,
 ) -> None:
     """Would adaptive TP pay off? Best static layout, best schedule, gain and memory, predicted in seconds."""
@@ -170,14 +172,30 @@ def sweep(
 
 
 @app.command()
+def scenarios(
+    count: Annotated[int, typer.Option(min=1, help="How many; the first are always the same ones.")] = 500,
+    out: Out = Path("results"),
+) -> None:
+    """Random predicted cells, PAT beside every static layout: OUT/raw/scenarios.jsonl, a section of predictor.md."""
+    from bench.gen import progress_bar
+    from bench.scenarios import run
+
+    with progress_bar() as progress:
+        task = progress.add_task("scenarios", total=count)
+        print(run(out, count, lambda done, of: progress.update(task, completed=done, total=of)))
+
+
+@app.command()
 def report(
     out: Out = Path("results"),
     check: Annotated[bool, typer.Option("--check", help="Fail where a report lacks a section.")] = False,
 ) -> None:
-    """Render OUT/gen.md, OUT/predictor.md and, where iterations were run, OUT/e2e.md anew from the raw records."""
+    """Render OUT/gen.md, predictor.md, paper.md and, where iterations were run, e2e.md anew from the raw records."""
     from bench.report.e2e import SECTIONS as E2E_SECTIONS
     from bench.report.e2e import launches, render_e2e
     from bench.report.gen import SECTIONS, check_sections, render
+    from bench.report.paper import SECTIONS as PAPER_SECTIONS
+    from bench.report.paper import render_paper
     from bench.report.predictor import check_predictor, render_predictor
 
     path, predictor = render(out), render_predictor(out)
@@ -189,6 +207,10 @@ def report(
         path = render_e2e(out)
         if check:
             check_sections(path, E2E_SECTIONS)
+        print(path)
+    if path := render_paper(out):
+        if check:
+            check_sections(path, PAPER_SECTIONS)
         print(path)
 
 

@@ -86,6 +86,11 @@ class Experiment(Strict):
         return self
 
     @property
+    def is_ablation(self) -> bool:
+        """Whether it is about the parts of the planner; then tables of cells leave it out."""
+        return any(arm in ABLATIONS for arm in self.arms)
+
+    @property
     def layouts(self) -> tuple[Layout, ...]:
         return layouts(self.cluster.world, self.tps, self.cluster.gpus_per_node)
 

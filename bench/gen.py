@@ -12,7 +12,9 @@ from bench.gen_measured import run_measured
 from bench.gen_predicted import run_predicted
 from bench.hold_out import write_hold_out
 from bench.progress import console, progress_bar
+from bench.report import sensitivity
 from bench.report.gen import recorded, render
+from bench.report.paper import render_paper
 from bench.report.predictor import render_predictor
 from bench.tracking import make_tracker
 from bench.workloads.problems import Problem, load_problems
@@ -77,7 +79,14 @@ def run(options: Options) -> None:
         tracker.finish()
     path = render(options.out)
     write_hold_out(options.out, [one.experiment for one in recorded(options.out)])
-    console.print(f"reports: {path}, {render_predictor(options.out)}")
+    reports = [path, render_predictor(options.out)]
+    if not options.experiments:
+        reports.append(sensitivity.run(options.out))
+    paper = render_paper(options.out)
+    reports += [paper] if paper else []
+    console.print(f"reports: {', '.join(map(str, reports))}")
+    if not paper:
+        console.print("paper.md needs the records of all cells: run `python -m bench gen`")
 
 
 def adjusted(experiment: Experiment, options: Options) -> Experiment:

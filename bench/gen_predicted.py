@@ -123,14 +123,15 @@ def run_one(work: tuple[Cell, LengthTrace, str]) -> Result:
     ]
 
 
-def in_parallel(work: list):
-    """Results as they come, from a process a core; in this process where there is little to do."""
+def in_parallel(work: list, each=None):
+    """Results of ``each`` (:func:`run_one`) as they come, a process a core; in this one where there is little to do."""
+    each = each or run_one
     if len(work) <= 2:
-        yield from map(run_one, work)
+        yield from map(each, work)
         return
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(os.cpu_count(), context, initializer=leave_interrupts) as pool:
-        futures = [pool.submit(run_one, item) for item in work]
+        futures = [pool.submit(each, item) for item in work]
         try:
             for future in as_completed(futures):
                 yield future.result()

@@ -71,7 +71,6 @@ def machine_of(experiment: Experiment, host_term: str) -> Machine:
     try:
         shape = model_shape(experiment.model)
         experiment.check_model(shape)
-        profile = step_profile(experiment.model, cluster.gpu, host_term)
         board, links = gpu(cluster.gpu), links_of(cluster.gpu)
     except ValueError as error:
         raise UserError(f"experiment {experiment.name}: {error}") from None
@@ -83,4 +82,8 @@ def machine_of(experiment: Experiment, host_term: str) -> Machine:
             f"experiment {experiment.name}: no layout holds {shape.name} and one sequence of {longest} tokens on "
             f"{board.title}; add a higher TP to tps or shorten max_response_tokens"
         )
+    try:
+        profile = step_profile(experiment.model, cluster.gpu, host_term)
+    except ValueError as error:
+        raise UserError(f"experiment {experiment.name}: {error}") from None
     return Machine(shape, profile, links, cluster.gpus_per_node, fitting)

@@ -9,6 +9,7 @@ import numpy as np
 from baselines.limit import physical_limit_s
 from baselines.oracle import Clairvoyant, Schedule, search
 from baselines.threshold import Threshold
+from bench.backends.simulated.fleet import simulate_quickly
 from bench.backends.simulated.rollout import Rollout, System, simulate, simulate_schedule
 from bench.errors import UserError
 from bench.experiment import ABLATIONS, Experiment
@@ -71,7 +72,7 @@ class Simulation:
     cap_tokens: int
 
     def __call__(self, policy: Policy, prompt_tokens: np.ndarray, response_tokens: np.ndarray) -> float:
-        return simulate(self.system, policy, prompt_tokens, response_tokens, self.cap_tokens).rollout_s
+        return simulate_quickly(self.system, policy, prompt_tokens, response_tokens, self.cap_tokens).rollout_s
 
 
 def arms_of(cell: Cell, machine: Machine, trace: LengthTrace) -> list[Arm]:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 
 from bench.experiment import Cluster, Experiment
 from bench.gen_predicted import in_parallel
 from bench.predicted import Cell, run_cell
+from bench.provenance import commit
 from bench.records import fingerprint_of
 from bench.workloads.lengths import parse as parse_lengths
 
@@ -60,6 +60,43 @@ def lengths_of(family: str, cap_tokens: int, rng: np.random.Generator) -> str:
     text = f"{family}:" + ",".join(f"{value:.4g}" for value in parameters)
     parse_lengths(text)
     return text
+
+
+def run(out: Path, count: int, progress: Callable[[int, int], None] = lambda done, of: None) -> Path:
+    """Run what is not recorded yet; a row is written as its scenario ends. Returns OUT/raw/scenarios.jsonl."""
+    path = out / "raw" / "scenarios.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    cells = {fingerprint_of(cell.experiment.model_dump_json(), cell.host_term): cell for cell in draw(count)}
+    kept = {mark: row for row in read(path) if (mark := row.get("fingerprint")) in cells}
+    write(path, kept.values())
+    todo = {cell.experiment.name: mark for mark, cell in cells.items() if mark not in kept}
+    progress(len(kept), len(cells))
+    with path.open("a") as file:
+        for row in in_parallel([cells[mark] for mark in todo.values()], run_one):
+            mark = todo[row["scenario"]]
+            kept[mark] = row | {"fingerprint": mark, "commit": commit()}
+            file.write(json.dumps(kept[mark]) + "\n")
+            file.flush()
+            progress(len(kept), len(cells))
+    write(path, sorted(kept.values(), key=lambda row: row["scenario"]))
+    return path
+
+
+def read(path: Path) -> list[dict]:
+    """Whole rows; one that is cut is left out and runs again."""
+    rows = []
+    for line in path.read_text().splitlines() if path.is_file() else []:
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            continue
+    return rows
+
+
+def write(path: Path, rows: Iterable[dict]) -> None:
+    partial = path.with_suffix(".partial")
+    partial.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    partial.replace(path)
 
 
 def run_one(cell: Cell) -> dict:

@@ -41,6 +41,9 @@ class ToAndFro:
             return Keep()
         return Switch(LAYOUTS[(state.switches + 1) % 2], 0.0, 0.0)
 
+    def switched(self, predicted_s: float, observed_s: float) -> None:
+        """Switches are recorded by the engine."""
+
 
 def run(model: str, rounds: int, out: Path) -> Path:
     """Measure, write ``OUT/raw/switch.json``; the path of it. Every request answers with all of its tokens."""

@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from baselines.limit import physical_limit_s
-from bench.backends.simulated.fleet import Waits, simulate_fleet
+from bench.backends.simulated.fleet import FLEET_SEQUENCES, Waits, simulate_fleet
 from bench.backends.simulated.rollout import simulate
 from bench.errors import UserError
 from bench.experiment import Cluster, Experiment, first_fault
@@ -30,10 +30,10 @@ from pat.model import ModelShape
 from pat.policy import AdaptivePolicy, LengthForesight
 
 NODE_GPUS = 8
-FLEET_SEQUENCES = 2048
-"""From here on the arrays of a fleet are quicker than replica after replica."""
 WAITING_SEQUENCES = 4096
 """Where sequences wait for KV memory, a rollout of more of them is simulated on its heaviest nodes alone."""
+MANY_SEQUENCES = 8192
+"""From here on fewer rollouts are simulated."""
 MINIMUM_GAIN_PERCENT = 1.0
 """Below this nobody should bother."""
 
@@ -51,7 +51,7 @@ class Question:
     max_response_tokens: int
     batch: int
     host_term: str = "sglang-0.5"
-    seeds: int = 5
+    seeds: int | None = None
     max_prompt_tokens: int = 1024
 
     def experiment(self) -> Experiment:
@@ -73,7 +73,7 @@ class Question:
                 batches=(self.batch,),
                 samples_per_prompt=samples,
                 lengths=self.lengths if ":" in self.lengths and not exists(self.lengths) else f"trace:{self.lengths}",
-                seeds=tuple(range(self.seeds)),
+                seeds=tuple(range(self.seeds or (5 if self.batch < MANY_SEQUENCES else 3))),
                 tps=tps,
                 verl_default_tp=2 if 2 in tps else tps[0],
                 host_terms=(self.host_term,),
@@ -270,13 +270,18 @@ def heaviest_nodes(experiment: Experiment, trace: LengthTrace, sequences: int) -
 
 
 def expected_schedule(experiment: Experiment, machine: Machine) -> Schedule:
-    """The planner's schedule for a rollout of typical lengths, with its times in seconds."""
+    """The planner's schedule for a rollout of typical lengths, with its times in seconds. The policy itself may begin
+    elsewhere where sequences wait: there it tries starts out instead of trusting expectations."""
     batch = experiment.batches[0]
     lengths = LengthModel.fit(earlier_lengths(experiment, batch, seed=0), experiment.max_response_tokens)
     prompts = trace_of(experiment, batch, seed=0).prompt_tokens
     planner = machine.planner(machine.switches(machine.parts("seats")))
     ahead = LengthForesight(lengths).at_start(prompts)
-    first, plan = planner.first_layout(ahead, float(prompts.sum()), earliest_steps=AdaptivePolicy.interval_steps)
+    policy = AdaptivePolicy(planner, LengthForesight(lengths))
+    first = planner.first_layouts(
+        ahead, float(prompts.sum()), policy.max_hops, policy.interval_steps, policy.early_share
+    )[0]
+    plan = planner.plans(ahead, policy.max_hops, fresh=True, earliest_steps=policy.interval_steps)[first]
     segment_s, switch_s, queue_s = planner.segment_s(ahead, True), planner.switch_s(ahead), planner.queue_s(ahead, True)
     starts = np.r_[0.0, np.cumsum(ahead.steps)]
     at_s = float(machine.profile.prefill_s(first.tp, prompts.sum() / first.dp))

@@ -89,7 +89,7 @@ class StaticPolicy:
 
 
 class Foresight(Protocol):
-    """What is expected of the rest of a rollout. ``sample``: whole response lengths [n] that it may turn out to have."""
+    """What is expected of the rest of a rollout. ``sample``: whole response lengths [n] that may come to be."""
 
     def at_start(self, prompt_tokens: np.ndarray) -> Outlook: ...
 

@@ -70,6 +70,7 @@ def render(out: Path) -> Path:
     everything = recorded(out)
     if not everything:
         raise UserError(f"--out {out}: no records there; run `python -m bench gen` first")
+    everything = [r for r in everything if not r.experiment.is_ablation]  # those are told of in predictor.md
     predicted = [r for r in everything if r.experiment.tier == "predicted"]
     measured = [r for r in everything if r.experiment.tier == "measured"]
     comparisons = [c for r in predicted for c in Comparison.of(r.experiment, frame_of(r.records))]

@@ -55,7 +55,8 @@ def render_predictor(out: Path) -> Path:
     profiles = profiles_of(out)
     replayed = [found for one in everything if (found := replayed_of(one, profiles, out))]
     predicted = [one for one in everything if one.experiment.tier == "predicted"]
-    comparisons = [c for one in predicted for c in Comparison.of(one.experiment, frame_of(one.records))]
+    every = [c for one in predicted for c in Comparison.of(one.experiment, frame_of(one.records))]
+    comparisons = [c for c in every if not c.experiment.is_ablation]
     grids = read_hold_out(out)
     parts = [
         "# Predictor and planner: their errors",
@@ -68,7 +69,7 @@ def render_predictor(out: Path) -> Path:
         *host_section(profiles),
         *fidelity_section(replayed, out),
         *regret_section(comparisons),
-        *ablation_section(comparisons),
+        *ablation_section(every),
         *scenario_section(out),
         *made_section(profiles),
     ]
@@ -392,7 +393,11 @@ def ablation_section(comparisons: list[Comparison]) -> list[str]:
                 }
             )
     if not rows:
-        return [SECTIONS[5], "The records of ablation arms are not there."]
+        return [
+            SECTIONS[5],
+            "The records of ablation arms are not there; `python -m bench gen bench/experiments/ablations/*.yaml` "
+            "makes them.",
+        ]
     return [
         SECTIONS[5],
         "Tokens/s against the whole planner, over all cells that ran the arm.",
@@ -405,7 +410,7 @@ def scenario_section(out: Path) -> list[str]:
     """Random scenarios by family of lengths, and the worst of all."""
     path = out / "raw" / "scenarios.jsonl"
     if not path.is_file() or path.stat().st_size == 0:
-        return [SECTIONS[6], "The records of random scenarios are not there."]
+        return [SECTIONS[6], "The records of random scenarios are not there; `python -m bench scenarios` makes them."]
     frame = pd.read_json(path, lines=True)
     rows = []
     for family, group in frame.groupby(frame.lengths.str.split(":").str[0]):

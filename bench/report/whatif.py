@@ -24,7 +24,7 @@ def as_markdown(answer: Answer) -> str:
         *(f"Note: {note}." for note in answer.notes),
         "## Rollout time (predicted)",
         markdown(time_rows(answer)),
-        f"Mean of {answer.question.seeds} rollouts of {answer.question.batch:,} sequences "
+        f"Mean of {len(answer.pat_s)} rollouts of {answer.question.batch:,} sequences "
         f"(mean {answer.tokens.mean() / answer.question.batch:,.0f} tokens), ± half a 95% interval. "
         f"The longest sequence alone, in the fastest layout: {interval(answer.limit_s).text(1)} s."
         + whole_or_part(answer),
@@ -86,7 +86,7 @@ def time_rows(answer: Answer) -> list[dict[str, str]]:
 def schedule_text(answer: Answer) -> str:
     plan = answer.schedule
     return (
-        f"From the lengths of earlier rollouts alone: begin in {plan.first}; expected to end after"
+        f"From the lengths of earlier rollouts alone: begin in {plan.first}; expected to end after "
         f"{plan.expected_s:,.1f} s."
     )
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from pat.correction import Correction
 from pat.layout import Layout
 from pat.lengths import LengthModel
 from pat.links import Links
@@ -42,6 +43,9 @@ class ThresholdPolicy:
                 return Keep("below the threshold") if layout == state.layout else Switch(layout, 0.0, 0.0, "threshold")
         return Keep("above all thresholds")
 
+    def switched(self, predicted_s: float, observed_s: float) -> None:
+        pass
+
 
 @dataclass(frozen=True, slots=True)
 class SwitchCosts:
@@ -69,7 +73,8 @@ def load_switch_costs(path: Path) -> SwitchCosts:
 
 
 class PolicyChoice:
-    """The policy for each rollout. An adaptive one learns: it is fitted to the lengths of the rollouts so far.
+    """The policy for each rollout. An adaptive one learns: it is fitted to the lengths of the rollouts so far, and the
+    biases of its predictions are kept.
 
     ``costs``: KV rates for the engine. ``lengths_known``: responses that the present policy was fitted to.
     """
@@ -81,6 +86,7 @@ class PolicyChoice:
         self.planner: Planner | None = None
         self.costs: dict[Layout, KvCosts] | KvCosts = KvCosts()
         self.lengths_known = 0
+        self.correction = Correction()
         if settings.policy == "adaptive":
             shape, profile = ModelShape.load(Path(model_path)), StepProfile.load(Path(settings.profile))
             costs = load_switch_costs(Path(settings.switch_costs))
@@ -111,6 +117,7 @@ class PolicyChoice:
             max_hops=settings.max_hops,
             margin=settings.margin,
             interval_steps=settings.interval_steps,
+            correction=self.correction,
         )
 
     def expected_s(self, policy: Policy, layout: Layout, prompt_tokens: np.ndarray) -> float | None:

@@ -216,7 +216,7 @@ def test_modern_host_term_is_overlapped_and_broadcasts():
 @pytest.mark.parametrize(
     ("call", "known"),
     [
-        (lambda: host_term("x"), "paper-era, sglang-0.5, none"),
+        (lambda: host_term("x"), "paper-era-96-no-launch, sglang-0.5, none"),
         (lambda: links_of("x"), "h100_sxm"),
         (lambda: step_profile(LLAMA, "x", "none"), "h100_sxm, h200_sxm, a100_sxm, l40s, a40"),
         (lambda: model_shape("x"), f"{LLAMA}, {QWEN}"),

@@ -130,7 +130,7 @@ def test_reversed_argmin(values):
 
 
 def test_segment_time_is_the_longest_sequences_replica():
-    """33 begin, 17 are alive later: of the 33 / 8 - 1 that began beside the longest one, each with probability 16 / 32."""
+    """33 begin, 17 are alive later: of 33 / 8 - 1 that began beside the longest one, each with probability 16 / 32."""
     base, each = dict.fromkeys((1, 2, 4, 8), 1e-2), dict.fromkeys((1, 2, 4, 8), 1e-3)
     planner = planner_of(batch_profile(base, each), 0.0)
     ahead = Outlook(np.full(2, 100.0), np.array([1.0, 0.5]), np.array([33.0, 17.0]), np.full(2, 50.0))

@@ -196,3 +196,84 @@ def test_survivors_beyond_the_prior_are_taken_to_go_on():
     late = replace(early, generated_tokens=np.full(8, 4000), context_tokens=np.full(8, 4100))
     assert isinstance(policy.decide(early), Keep)
     assert isinstance(policy.decide(late), Switch)
+
+
+def test_back_to_a_layout_that_was_left_takes_twice_the_margin():
+    state = state_of(TP1, np.full(8, 2000))
+    answer = policy_of(margin=0.0)[1].decide(state)
+    margin = 0.75 * answer.gain_s / answer.cost_s
+    fresh, returning = policy_of(margin=margin)[1], policy_of(margin=margin)[1]
+    returning.memory.left.append(answer.layout)
+    assert isinstance(fresh.decide(state), Switch)
+    assert isinstance(returning.decide(state), Keep)
+
+
+def test_a_layout_is_left_when_the_switch_is_confirmed():
+    _, policy = policy_of(margin=0.0)
+    answer = policy.decide(state_of(TP1, np.full(8, 2000)))
+    assert policy.memory.left == []
+    policy.switched(answer.cost_s, answer.cost_s)
+    assert policy.memory.left == [TP1]
+    policy.first_layout(np.full(8, 100))
+    assert policy.memory.left == []
+
+
+def test_a_gain_within_the_interval_of_the_prediction_is_no_reason():
+    """Step times known to +- 60% cannot tell TP1 from TP8; known to +- 1% they can."""
+    state = state_of(TP1, np.full(8, 2000))
+
+    def answer(half: float):
+        profile = replace(PROFILE, grids={tp: replace(g, half_interval=half) for tp, g in PROFILE.grids.items()})
+        return policy_of(profile=profile)[1].decide(state)
+
+    assert isinstance(answer(0.01), Switch)
+    kept = answer(20.0)
+    assert isinstance(kept, Keep)
+    assert "interval" in kept.why
+
+
+def test_held_while_sequences_wait():
+    _, policy = policy_of(hold=True)
+    policy.first_layout(np.full(8, 100))
+    alone = state_of(TP1, np.full(8, 2000))
+    assert policy.decide(replace(alone, waiting=1)).why == "held while sequences wait"
+    assert isinstance(policy.decide(alone), Switch)
+
+
+def test_starts_are_rehearsed_where_the_kv_cache_is_short_and_only_there():
+    """Equal lengths on a short KV cache run in waves, which expectations do not see; a rehearsal does."""
+    tried = []
+    response = np.full(256, 900)
+    for capacity in (20_000, 1 << 40):
+        system, planner = make_system(PROFILE, dict.fromkeys(WORLD, capacity))
+
+        def rehearsal(policy, prompt, sample, system=system, capacity=capacity):
+            tried.append(capacity)
+            return simulate(system, policy, prompt, sample, CAP).rollout_s
+
+        policy = AdaptivePolicy(planner, LengthForesight(LengthModel.fit(response, CAP)), rehearsal=rehearsal)
+        done = simulate(system, policy, np.full(256, 100), response, CAP)
+        best_s = min(simulate(system, StaticPolicy(a), np.full(256, 100), response, CAP).rollout_s for a in WORLD)
+        assert done.rollout_s <= 1.01 * best_s
+    assert set(tried) == {20_000}
+
+
+@pytest.mark.parametrize("factor", [0.05, 0.2, 5.0, 20.0])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_wrong_prior_costs_no_more_than_staying(factor, seed):
+    """Earlier responses were 20 times shorter to 20 times longer. Whatever it does, it is at most 1% slower than the
+    layout in which it began."""
+    earlier = np.clip((lengths_of(512, 99) * factor).astype(int), 1, CAP)
+    system, policy = policy_of(earlier=earlier)
+    prompt, response = np.full(128, 100), lengths_of(128, seed)
+    done = simulate(system, policy, prompt, response, CAP)
+    assert done.rollout_s <= 1.01 * simulate(system, StaticPolicy(done.first), prompt, response, CAP).rollout_s
+    forced = simulate(system, replace(policy, start=TP2), prompt, response, CAP)
+    assert forced.rollout_s <= 1.01 * simulate(system, StaticPolicy(TP2), prompt, response, CAP).rollout_s
+
+
+def test_without_length_conditioning_every_sequence_is_a_new_one():
+    state = state_of(TP1, np.full(8, 7000))
+    foresight = policy_of()[1].foresight
+    assert foresight.during(state).steps.sum() == CAP - 7000
+    assert replace(foresight, conditioned=False).during(state).steps.sum() == CAP

@@ -28,6 +28,10 @@ class UpBelow:
         due = state.layout == LOW and len(state.generated_tokens) < self.alive
         return Switch(HIGH, 1.0, 0.1) if due else Keep()
 
+    def switched(self, predicted_s, observed_s):
+        assert predicted_s == 1.0
+        assert observed_s > 0
+
 
 @pytest.mark.engine
 def test_an_adaptive_rollout_gives_the_static_tokens_and_finds_its_switch():

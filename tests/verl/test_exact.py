@@ -5,6 +5,7 @@ equal to the last bits; the tolerance is that of one rounding in float32.
 """
 
 import json
+import os
 
 import numpy as np
 import pandas as pd
@@ -16,7 +17,11 @@ from bench.tiny_models import TinyModel, materialise
 from pat.verl.overrides import GrpoRun
 from pat.verl.settings import PatSettings
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(not os.environ.get("PAT_SLOW_TESTS"), reason="slow: set PAT_SLOW_TESTS=1 to run it"),
+]
 STEPS, PROMPTS, SAMPLES = 2, 4, 4
 ROUNDING = 1e-6
 REWARD = """
@@ -111,6 +116,7 @@ def test_the_rollouts_really_switched_and_came_back(runs):
     assert [row["before"] for row in syncs] == ["TP1xDP2", *["TP2xDP1"] * STEPS]
     assert {row["after"] for row in syncs} == {"TP1xDP2"}
     assert min(row["buckets"] for row in syncs) > 1
+    assert not any(row["error"] for row in rollouts)
     assert not any(row["switches"] for row in lines(runs["static"] / "records" / "rollouts.jsonl"))
 
 

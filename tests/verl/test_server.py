@@ -12,7 +12,6 @@ import time
 import psutil
 import pytest
 import torch
-from omegaconf import OmegaConf
 from safetensors.torch import save_file
 
 from bench.tiny_models import materialise
@@ -21,7 +20,10 @@ from pat.policy import Switch
 from pat.sglang.engine import EngineDied, SwitchVetoed
 from tests.sglang_live.conftest import ENVIRONMENT, hf_greedy, hf_model
 
-pytestmark = pytest.mark.engine
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.skipif(not os.environ.get("PAT_SLOW_TESTS"), reason="slow: set PAT_SLOW_TESTS=1 to run it"),
+]
 LOW, HIGH = Layout(1, 2), Layout(2, 1)
 PROMPTS = [[5 + (7 * i + 3 * j) % 200 for j in range(6 + 3 * i)] for i in range(6)]
 LENGTHS = [12, 40, 15, 36, 9, 30]
@@ -55,7 +57,7 @@ def started(tmp_path_factory):
             patch.setenv(name, value)
         loop = asyncio.new_event_loop()
         asyncio.set_event_loop(loop)
-        model_config = OmegaConf.structured(HFModelConfig(path=str(path), tokenizer_path=str(path)))
+        model_config = HFModelConfig(path=str(path), tokenizer_path=str(path))
         server = PatServer(config, model_config, "cpu")
         try:
             yield server, loop, directory / "records", hf_model(path)
@@ -120,6 +122,7 @@ def test_a_sync_reaches_every_layout_and_leaves_the_starting_one(started, tmp_pa
     record = last_lines(records / "rollouts.jsonl")[0]
     assert (record["start"], record["end"], len(record["switches"])) == (str(LOW), str(HIGH), 1)
     assert [output.token_ids for output in outputs] == hf_greedy(model, PROMPTS, LENGTHS)
+    assert record["error"] is None
     assert record["response_tokens"] == LENGTHS
     assert record["prompt_tokens"] == [len(prompt) for prompt in PROMPTS]
     assert record["places"] == list(range(len(PROMPTS)))
