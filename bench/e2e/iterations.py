@@ -15,7 +15,8 @@ KEPT = ("timing_s/", "perf/", "response_length/", "prompt_length/", "critic/", "
 
 class Iteration(BaseModel):
     """``metrics`` under VeRL's names; ``rollout``: the server's own record (:class:`pat.verl.records.RolloutRecord`),
-    ``sync``: of the weight sync that came before it; both None where the server wrote none."""
+    ``sync``: of the weight sync that came before it; both None where the server wrote none.
+    ``memory_bytes``: of the host, taken during the launch at most; None where it did not end well."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -27,6 +28,7 @@ class Iteration(BaseModel):
     rollout: dict | None = None
     sync: dict | None = None
     load_average: float | None = None
+    memory_bytes: int | None = None
     fingerprint: str = ""
 
     @property

@@ -29,15 +29,16 @@ def command(run: GrpoRun) -> list[str]:
     return [sys.executable, "-m", "verl.trainer.main_ppo", *overrides(run)]
 
 
-def launch(run: GrpoRun, folder: Path, limit_s: float, progress: Callable[[int], None] = lambda done: None) -> None:
-    """Run to the end; ``progress`` is told of finished iterations. Metrics go to ``folder``/metrics.jsonl, VeRL's
+def launch(run: GrpoRun, folder: Path, limit_s: float, progress: Callable[[int], None] = lambda done: None) -> int:
+    """Run to the end; returns the memory of the host that was taken meanwhile, at most, in bytes (by whatever runs
+    here). ``progress`` is told of finished iterations. Metrics go to ``folder``/metrics.jsonl, VeRL's
     output to ``folder``/verl.log. UserError with the end of the output where VeRL fails or takes more than
     ``limit_s``. However it ends, no process is left."""
     folder.mkdir(parents=True, exist_ok=True)
     mark, metrics = uuid.uuid4().hex, folder / "metrics.jsonl"
     metrics.unlink(missing_ok=True)
     wanted = {**os.environ, **environment(run, metrics), MARK: mark, "HYDRA_FULL_ERROR": "1"}
-    end_s = time.monotonic() + limit_s
+    end_s, least = time.monotonic() + limit_s, (free := psutil.virtual_memory().available)
     with (folder / "verl.log").open("wb") as log:
         process = subprocess.Popen(
             command(run),
@@ -49,6 +50,7 @@ def launch(run: GrpoRun, folder: Path, limit_s: float, progress: Callable[[int],
         )
         try:
             while process.poll() is None:
+                least = min(least, psutil.virtual_memory().available)
                 progress(len(read_lines(metrics)))
                 if time.monotonic() > end_s:
                     raise UserError(f"VeRL has taken more than {limit_s:.0f} s; {tail(folder / 'verl.log')}")
@@ -58,6 +60,7 @@ def launch(run: GrpoRun, folder: Path, limit_s: float, progress: Callable[[int],
             stop(process, mark)
     if process.returncode:
         raise UserError(f"VeRL ended with code {process.returncode}; {tail(folder / 'verl.log')}")
+    return free - least
 
 
 def stop(process: subprocess.Popen, mark: str) -> None:

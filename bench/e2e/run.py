@@ -123,7 +123,7 @@ def run_experiment(experiment: E2eExperiment, options: Options, tracker, progres
     tracker.start(f"{experiment.name}", experiment.model_dump(mode="json"))
     failed = []
     for arm in todo:
-        folder, done = work / arm, [0]
+        folder, done, taken = work / arm, [0], None
 
         def advanced(count: int, done=done) -> None:
             progress.advance(task, count - done[0])
@@ -132,13 +132,13 @@ def run_experiment(experiment: E2eExperiment, options: Options, tracker, progres
         try:
             grpo = grpo_run(experiment, arm, model_path, data, trace, folder, options)
             shutil.rmtree(folder / "records", ignore_errors=True)
-            launch(grpo, folder, CPU_LIMIT_S if experiment.device == "cpu" else float("inf"), advanced)
+            taken = launch(grpo, folder, CPU_LIMIT_S if experiment.device == "cpu" else float("inf"), advanced)
         except UserError as error:
             failed.append(f"{experiment.name}, {arm}: {error}")
         finally:  # Ctrl-C included: what was measured is kept
-            load = load_average()
+            seen = {"load_average": load_average(), "memory_bytes": taken}
             found = parse(folder, experiment.name, arm, experiment.seed, marks[arm])
-            store.append([record.model_copy(update={"load_average": load}) for record in found])
+            store.append([record.model_copy(update=seen) for record in found])
         log_launch(tracker, f"{arm}/{experiment.seed}", found, folder)
     store.tidy()
     tracker.finish()

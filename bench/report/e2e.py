@@ -104,7 +104,7 @@ def render_e2e(out: Path) -> Path:
         "Reduction of time, paired iteration by iteration; minus is slower. The paper: generation up to "
         f"-{100 * claim('generation'):.1f}%, iteration up to -{100 * claim('end_to_end'):.1f}% against VeRL "
         "(abstract). This machine's models are tiny: compare what the arms do, not the size of a gain.",
-        markdown([row for one in everything for row in gain_rows(one)]),
+        markdown([row for one in everything for row in gain_rows(one)]) or "No adaptive arm has been run yet.",
         traced("metrics: timing_s/gen, timing_s/step"),
         SECTIONS[3],
         *(f"![rewards, {one.experiment.name}](plots/{one.experiment.name}-reward.svg)" for one in everything),
@@ -249,11 +249,11 @@ def sentences(one: Launches) -> list[str]:
                 f"{name}: {arm} takes {reduction(one, arm, one.best_static, 'step')} less time an iteration than the "
                 f"best static layout ({one.best_static}), {reduction(one, arm, one.best_static, 'gen')} in generation."
             )
-    first = next(iter(one.arms))
-    rewards = series(one.arms[first], "critic/rewards/mean")[1]
-    if len(rewards) > 1:
+    rewards = series(one.arms[next(iter(one.arms))], "critic/rewards/mean")[1]
+    if third := len(rewards) // 3:
         found.append(
-            f"{name}: mean reward goes from {rewards[0]:.3f} to {rewards[-1]:.3f} in {len(rewards)} iterations."
+            f"{name}: mean reward is {np.mean(rewards[:third]):.3f} in the first {third} of {len(rewards)} iterations, "
+            f"{np.mean(rewards[-third:]):.3f} in the last {third}."
         )
     return found
 
@@ -283,6 +283,7 @@ def predicted(out: Path) -> list[str]:
 def made_row(one: Launches) -> dict[str, str]:
     made = one.made["provenance"]
     loads = [it.load_average for ones in one.arms.values() for it in ones if it.load_average is not None]
+    taken = [it.memory_bytes for ones in one.arms.values() for it in ones if it.memory_bytes is not None]
     return {
         "experiment": one.experiment.name,
         "tier": "measured",
@@ -291,6 +292,7 @@ def made_row(one: Launches) -> dict[str, str]:
         "command": f"`{made['command']}`",
         "machine": "; ".join(made["machine"].values()),
         "load average": f"{max(loads):.1f}" if loads else "–",
+        "memory taken, GB": f"{max(taken) / 1e9:.1f}" if taken else "–",
         "versions": ", ".join(f"{k} {v}" for k, v in made["versions"].items()),
     }
 
