@@ -29,7 +29,7 @@ class UpBelow:
         return Switch(HIGH, 1.0, 0.1) if due else Keep()
 
     def switched(self, predicted_s, observed_s):
-        assert predicted_s == 1.0
+        assert predicted_s == 0.1
         assert observed_s > 0
 
 
