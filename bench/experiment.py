@@ -109,19 +109,29 @@ class Experiment(Strict):
 
 def load_experiment(name: str) -> Experiment:
     """By name (a file of bench/experiments) or path of a YAML file; UserError names the file, field and remedy."""
-    path = Path(name) if name.endswith((".yaml", ".yml")) else FOLDER / f"{name}.yaml"
+    path, content = read_fields(name, FOLDER, "experiment", "bench/experiments")
+    try:
+        return Experiment.model_validate({"name": path.stem, **content})
+    except ValidationError as error:
+        raise UserError(f"{path}: {first_fault(error)}") from None
+
+
+def read_fields(name: str, folder: Path, what: str, examples: str) -> tuple[Path, dict]:
+    """(path, fields) of a YAML file, by its path or its name in ``folder``; UserError where it is not a mapping."""
+    path = Path(name) if name.endswith((".yaml", ".yml")) else folder / f"{name}.yaml"
     if not path.is_file():
-        raise UserError(f"experiment {name!r} does not exist; known ones: {', '.join(known_experiments())}")
+        raise UserError(f"{what} {name!r} does not exist; known ones: {', '.join(names_in(folder))}")
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
-        raise UserError(f"{path}: an experiment is a mapping of fields, see bench/experiments for examples")
-    try:
-        return Experiment.model_validate({"name": path.stem, **content})
-    except ValidationError as error:
-        raise UserError(f"{path}: {first_fault(error)}") from None
+        raise UserError(f"{path}: an experiment is a mapping of fields, see {examples} for examples")
+    return path, content
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.stem for path in folder.glob("*.yaml"))
 
 
 def first_fault(error: ValidationError) -> str:
@@ -134,4 +144,4 @@ def first_fault(error: ValidationError) -> str:
 
 
 def known_experiments() -> list[str]:
-    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+    return names_in(FOLDER)

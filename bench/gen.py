@@ -80,9 +80,11 @@ def run(options: Options) -> None:
     path = render(options.out)
     write_hold_out(options.out, [one.experiment for one in recorded(options.out)])
     reports = [path, render_predictor(options.out)]
+    section = None
     if not options.experiments:
-        reports.append(sensitivity.run(options.out))
-    paper = render_paper(options.out)
+        section = sensitivity.sensitivity_section(options.out)
+        reports.append(sensitivity.write_page(options.out, section))
+    paper = render_paper(options.out, section)
     reports += [paper] if paper else []
     console.print(f"reports: {', '.join(map(str, reports))}")
     if not paper:

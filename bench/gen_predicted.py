@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
-from concurrent.futures import ProcessPoolExecutor, as_completed
-
 import numpy as np
 import pandas as pd
 
 from bench.errors import UserError
 from bench.experiment import Experiment
 from bench.machine import machine_of
+from bench.parallel import parallel
 from bench.predicted import Cell, run_cell, trace_of
 from bench.provenance import provenance
 from bench.records import RecordStore, RolloutSummary, fingerprint_of
@@ -65,7 +61,7 @@ def run_predicted(experiments: list[Experiment], workload, options, tracker, pro
             progress.advance(task)
         else:
             pending.append((cell, trace, mark))
-    for result in in_parallel(pending):
+    for _, result in parallel(run_one, pending, alone=True, processes=1 if len(pending) <= 2 else None):
         finished(result)
     for store in stores.values():
         store.tidy()
@@ -121,25 +117,3 @@ def run_one(work: tuple[Cell, LengthTrace, str]) -> Result:
         (record.model_copy(update={"fingerprint": mark}), pd.DataFrame(rollout.segments) if shown else None)
         for record, rollout in run_cell(cell, trace)
     ]
-
-
-def in_parallel(work: list, each=None):
-    """Results of ``each`` (:func:`run_one`) as they come, a process a core; in this one where there is little to do."""
-    each = each or run_one
-    if len(work) <= 2:
-        yield from map(each, work)
-        return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(os.cpu_count(), context, initializer=leave_interrupts) as pool:
-        futures = [pool.submit(each, item) for item in work]
-        try:
-            for future in as_completed(futures):
-                yield future.result()
-        except BaseException:
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
-
-
-def leave_interrupts() -> None:
-    """Ctrl-C is the parent's to handle: workers end what they run."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)

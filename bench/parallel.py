@@ -15,10 +15,12 @@ CHUNKS_PER_CORE = 16
 
 
 def parallel(
-    function: Callable, items: Iterable, processes: int | None = None, ray: str | None = None
+    function: Callable, items: Iterable, processes: int | None = None, ray: str | None = None, alone: bool = False
 ) -> Iterator[tuple[int, object]]:
     """(index, result) of every item, as they come: in this process (``processes`` 1, or one item), over cores, or over
-    the Ray cluster at the address ``ray``. UserError where no cluster answers."""
+    the Ray cluster at the address ``ray``. UserError where no cluster answers.
+
+    ``alone``: each item comes as soon as it is done, for long ones; else several together."""
     items = list(items)
     workers = min(processes or os.cpu_count() or 1, len(items))
     if ray:
@@ -26,13 +28,13 @@ def parallel(
     elif workers <= 1:
         yield from enumerate(map(function, items))
     else:
-        yield from over_cores(function, items, workers)
+        yield from over_cores(function, items, workers, len(items) if alone else workers * CHUNKS_PER_CORE)
 
 
-def over_cores(function: Callable, items: list, workers: int) -> Iterator[tuple[int, object]]:
+def over_cores(function: Callable, items: list, workers: int, chunks: int) -> Iterator[tuple[int, object]]:
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, context, initializer=leave_interrupts) as pool:
-        futures = [pool.submit(apply, function, chunk) for chunk in chunked(items, workers * CHUNKS_PER_CORE)]
+        futures = [pool.submit(apply, function, chunk) for chunk in chunked(items, chunks)]
         try:
             for future in as_completed(futures):
                 yield from future.result()

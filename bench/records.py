@@ -13,6 +13,7 @@ from typing import Literal
 import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from bench.files import write_whole
 from bench.provenance import ROOT
 
 SCHEMA = 1
@@ -90,9 +91,7 @@ class RecordStore:
     def tidy(self) -> None:
         """Rewrite the file in the order of its keys, each once: the same records give the same bytes."""
         records = sorted(self.read().values(), key=lambda record: record.key)
-        partial = self.path.with_suffix(".partial")
-        partial.write_text("".join(record.model_dump_json() + "\n" for record in records))
-        partial.replace(self.path)
+        write_whole(self.path, "".join(record.model_dump_json() + "\n" for record in records))
 
     def current(self) -> list[RolloutSummary]:
         """The records of the last run: those that its ``made`` file lists by fingerprint."""
@@ -100,10 +99,7 @@ class RecordStore:
         return [record for record in self.read().values() if record.fingerprint in wanted]
 
     def write_made(self, made: dict) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        partial = self.made_path.with_suffix(".partial")
-        partial.write_text(json.dumps(made, indent=1, sort_keys=True) + "\n")
-        partial.replace(self.made_path)
+        write_whole(self.made_path, json.dumps(made, indent=1, sort_keys=True) + "\n")
 
     def read_made(self) -> dict:
         """What :meth:`write_made` wrote; empty, with a warning, where the file is spoilt."""

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from bench.experiment import Cluster, Experiment
-from bench.gen_predicted import in_parallel
+from bench.files import write_whole
+from bench.parallel import parallel
 from bench.predicted import Cell, run_cell
 from bench.provenance import commit
 from bench.records import fingerprint_of
@@ -72,7 +73,8 @@ def run(out: Path, count: int, progress: Callable[[int, int], None] = lambda don
     todo = {cell.experiment.name: mark for mark, cell in cells.items() if mark not in kept}
     progress(len(kept), len(cells))
     with path.open("a") as file:
-        for row in in_parallel([cells[mark] for mark in todo.values()], run_one):
+        processes = 1 if len(todo) <= 2 else None  # starting processes costs more than two scenarios
+        for _, row in parallel(run_one, [cells[mark] for mark in todo.values()], processes, alone=True):
             mark = todo[row["scenario"]]
             kept[mark] = row | {"fingerprint": mark, "commit": commit()}
             file.write(json.dumps(kept[mark]) + "\n")
@@ -94,9 +96,7 @@ def read(path: Path) -> list[dict]:
 
 
 def write(path: Path, rows: Iterable[dict]) -> None:
-    partial = path.with_suffix(".partial")
-    partial.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    partial.replace(path)
+    write_whole(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
 def run_one(cell: Cell) -> dict:

@@ -12,6 +12,7 @@ import pandas as pd
 
 from bench.backends.simulated.rollout import simulate
 from bench.experiment import Cluster, Experiment
+from bench.files import write_whole
 from bench.machine import Machine, machine_of
 from bench.models import model_shape
 from bench.parallel import parallel
@@ -147,6 +148,4 @@ def read_rows(path: Path) -> dict[str, list[dict]]:
 
 
 def write_rows(path: Path, points) -> None:
-    partial = path.with_suffix(".partial")
-    partial.write_text("".join(json.dumps(row) + "\n" for rows in points for row in rows))
-    partial.replace(path)
+    write_whole(path, "".join(json.dumps(row) + "\n" for rows in points for row in rows))

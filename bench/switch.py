@@ -12,6 +12,7 @@ import pandas as pd
 
 from baselines.restart import rollout_with_restart
 from bench.backends.adaptive_engine import REPORT_STEPS, AdaptiveRollouts
+from bench.files import write_whole
 from bench.provenance import load_average, provenance
 from bench.tiny_models import materialise
 from pat.layout import Layout
@@ -75,12 +76,7 @@ def run(model: str, rounds: int, out: Path) -> Path:
         "load_average": load_average(),
         "provenance": provenance(),
     }
-    target = out / "raw" / "switch.json"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_suffix(".partial")
-    partial.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
-    partial.replace(target)
-    return target
+    return write_whole(out / "raw" / "switch.json", json.dumps(found, indent=1, sort_keys=True) + "\n")
 
 
 async def kv_trials(engine) -> tuple[dict[str, dict], list[dict]]:

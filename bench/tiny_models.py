@@ -8,12 +8,11 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import shutil
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench.cache import cache_dir
+from bench.files import directory_whole
 
 FORMAT = 1
 """Part of the cache key: raise it when the files written for one spec change."""
@@ -76,21 +75,12 @@ def materialise(model: str | TinyModel) -> Path:
     spec = PRESETS[model] if isinstance(model, str) else model
     name = model if isinstance(model, str) else spec.architecture
     target = cache_directory() / f"{name}-{spec.key}"
-    if target.is_dir():
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-    try:
-        write_checkpoint(spec, partial)
-        write_tokenizer(partial)
-        partial.chmod(0o755)
-        partial.rename(target)
-    except OSError:
-        if not target.is_dir():  # else another process was first
-            raise
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    return target
+
+    def fill(directory: Path) -> None:
+        write_checkpoint(spec, directory)
+        write_tokenizer(directory)
+
+    return directory_whole(target, fill)
 
 
 def write_checkpoint(spec: TinyModel, directory: Path) -> None:

@@ -94,13 +94,16 @@ class SwitchModel:
         """The switch of the sequences [n] given, each from its old to its new replica.
 
         Transfers of different replicas run side by side, those of one replica in turn; so do prefills. The two ways
-        use different resources but share the pause: the KV part is the longer of the two.
+        use different resources but share the pause: the KV part is the longer of the two. The order of the sequences
+        does not matter, to the last bit.
         """
         if old == new:
             return SwitchCost(0.0, 0.0, 0, 0, 0)
         if len(context_tokens) == 0:
             return SwitchCost(self.parts.fixed_s, 0.0, 0, 0, 0)
-        context = np.asarray(context_tokens, dtype=float)
+        order = np.lexsort((context_tokens, from_replica, to_replica))  # one order of summation, whoever asks
+        context = np.asarray(context_tokens, dtype=float)[order]
+        from_replica, to_replica = from_replica[order], to_replica[order]
         across = from_replica * old.tp // self.node != to_replica * new.tp // self.node
         share = np.where(shares_ranks(old, new, from_replica, to_replica, self.node), wire_share(old, new), 1.0)
         move_s, again_s = self.migrate_s(old, context, share, across), self.recompute_s(new, context)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from bench.errors import UserError
-from bench.experiment import Cluster, Strict
+from bench.experiment import Cluster, Strict, names_in, read_fields
 from bench.workloads.lengths import parse as parse_lengths
 from pat.layout import Layout, layouts
 
@@ -91,15 +90,7 @@ class E2eExperiment(Strict):
 
 def load_e2e(name: str) -> E2eExperiment:
     """By name (a file of bench/experiments/e2e) or path of a YAML file; UserError names the file, field and remedy."""
-    path = Path(name) if name.endswith((".yaml", ".yml")) else FOLDER / f"{name}.yaml"
-    if not path.is_file():
-        raise UserError(f"e2e experiment {name!r} does not exist; known ones: {', '.join(known_e2e())}")
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: an experiment is a mapping of fields, see bench/experiments/e2e for examples")
+    path, content = read_fields(name, FOLDER, "e2e experiment", "bench/experiments/e2e")
     try:
         return E2eExperiment.model_validate({"name": path.stem, **content})
     except ValidationError as error:
@@ -110,4 +101,4 @@ def load_e2e(name: str) -> E2eExperiment:
 
 
 def known_e2e() -> list[str]:
-    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+    return names_in(FOLDER)

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
-import tempfile
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
 
 from bench.cache import cache_dir
+from bench.files import directory_whole
 from bench.provenance import provenance
 from bench.tiny_models import TinyModel, write_checkpoint, write_tokenizer
 from bench.workloads.builtin import addition_problems
@@ -44,22 +43,13 @@ def warm_model(name: str, training: Training | None = None, progress=lambda step
     training = training or Training()
     text = json.dumps([FORMAT, WARM_MODELS[name].key, asdict(training)], sort_keys=True)
     target = cache_dir("warm") / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
-    if target.is_dir():
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-    try:
-        write_checkpoint(WARM_MODELS[name], partial)
-        write_tokenizer(partial)
-        train(partial, training, progress)
-        partial.chmod(0o755)
-        partial.rename(target)
-    except OSError:
-        if not target.is_dir():  # else another process was first
-            raise
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    return target
+
+    def fill(directory: Path) -> None:
+        write_checkpoint(WARM_MODELS[name], directory)
+        write_tokenizer(directory)
+        train(directory, training, progress)
+
+    return directory_whole(target, fill)
 
 
 def train(directory: Path, training: Training, progress) -> None:

@@ -22,6 +22,7 @@ from bench.backends.simulated.cures import (
 from bench.backends.simulated.mixed import Mix, best_count, mixed_s, mixes
 from bench.backends.simulated.rollout import System
 from bench.experiment import load_experiment
+from bench.files import write_whole
 from bench.gpus import gpu
 from bench.launch_plan import kv_capacity_tokens
 from bench.machine import paper_numbers
@@ -384,10 +385,7 @@ def outcomes(out: Path) -> list[Outcome]:
     ended = {o.task for o in found if o.arm == END}
     found = [o for o in found if o.task in ended]
     if missing := [task for task in wanted if task not in ended]:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".partial")
-        partial.write_text("".join(map(line, found)))
-        partial.replace(path)
+        write_whole(path, "".join(map(line, found)))
         path.with_name("paper.provenance.json").write_text(json.dumps(provenance(), indent=1, sort_keys=True) + "\n")
         with path.open("a") as file, progress_bar() as bar:
             progress = bar.add_task("paper.md", total=len(wanted), completed=len(ended))
@@ -407,9 +405,7 @@ def outcomes(out: Path) -> list[Outcome]:
 def tidy(path: Path, found: list[Outcome], wanted: list[Task]) -> None:
     """Rewrite the file in the order of the tasks: the same outcomes give the same bytes."""
     order = {task: i for i, task in enumerate(wanted)}
-    partial = path.with_suffix(".partial")
-    partial.write_text("".join(map(line, sorted((o for o in found if o.task in order), key=lambda o: order[o.task]))))
-    partial.replace(path)
+    write_whole(path, "".join(map(line, sorted((o for o in found if o.task in order), key=lambda o: order[o.task]))))
 
 
 def line(outcome: Outcome) -> str:

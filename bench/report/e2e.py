@@ -11,6 +11,7 @@ import numpy as np
 from bench.e2e.experiment import E2eExperiment
 from bench.e2e.iterations import Iteration, IterationStore
 from bench.errors import UserError
+from bench.files import write_whole
 from bench.machine import paper_numbers
 from bench.phases import FORWARD_SHARE, PUBLISHED_STEPS, UPDATE_SHARE, predicted_ratio
 from bench.report import e2e_plots
@@ -119,11 +120,7 @@ def render_e2e(out: Path) -> Path:
         SECTIONS[6],
         markdown([made_row(one) for one in everything]),
     ]
-    path = out / "e2e.md"
-    partial = path.with_suffix(".partial")
-    partial.write_text("\n\n".join(parts) + "\n")
-    partial.replace(path)
-    return path
+    return write_whole(out / "e2e.md", "\n\n".join(parts) + "\n")
 
 
 def claim(section: str) -> float:

@@ -10,6 +10,7 @@ import pandas as pd
 
 from bench.errors import UserError
 from bench.experiment import Experiment
+from bench.files import write_whole
 from bench.machine import paper_numbers
 from bench.records import RecordStore, RolloutSummary, frame_of
 from bench.report import plots
@@ -89,11 +90,7 @@ def render(out: Path) -> Path:
         *assumption_section(predicted),
         *made_section(everything),
     ]
-    path = out / "gen.md"
-    partial = path.with_suffix(".partial")
-    partial.write_text("\n\n".join(parts) + "\n")
-    partial.replace(path)
-    return path
+    return write_whole(out / "gen.md", "\n\n".join(parts) + "\n")
 
 
 def numbers_say(comparisons: list[Comparison]) -> list[str]:

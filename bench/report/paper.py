@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+from bench.files import write_whole
 from bench.paper.claims import Claim, claims
 from bench.paper.evidence import HOSTS, Evidence
 from bench.paper.ours import A40_CELL, H100_CELL, POINTS, Ours, ours
@@ -47,9 +48,10 @@ SECTIONS = (
 )
 
 
-def render_paper(out: Path) -> Path | None:
+def render_paper(out: Path, sensitivity: str | None = None) -> Path | None:
     """Write OUT/paper.md; what is not in ``OUT/raw/paper.jsonl`` yet is simulated. None, and nothing is written, where
-    OUT lacks records of the paper's grid (they come from `python -m bench gen`)."""
+    OUT lacks records of the paper's grid (they come from `python -m bench gen`). ``sensitivity``: that section, if it
+    has been made already."""
     e = Evidence.of(out, recorded(out))
     if not e.complete:
         return None
@@ -67,14 +69,10 @@ def render_paper(out: Path) -> Path | None:
         *grid_sections(e),
         *study_sections(e),
         *extension_sections(e),
-        *sensitivity(out),
+        sensitivity or sensitivity_section(out),
         *made(out),
     ]
-    path = out / "paper.md"
-    partial = path.with_suffix(".partial")
-    partial.write_text("\n\n".join(parts) + "\n")
-    partial.replace(path)
-    return path
+    return write_whole(out / "paper.md", "\n\n".join(parts) + "\n")
 
 
 def said(e: Evidence) -> list[str]:
@@ -252,11 +250,6 @@ def measured_iterations(out: Path) -> list[str]:
     if not (out / "e2e.md").is_file():
         return ["No iteration of real VeRL has been measured yet."]
     return ["Iterations of real VeRL, measured on this machine: [e2e.md](e2e.md)."]
-
-
-def sensitivity(out: Path) -> list[str]:
-    """The section on when PAT pays off."""
-    return [sensitivity_section(out)]
 
 
 def made(out: Path) -> list[str]:

@@ -11,6 +11,7 @@ import pandas as pd
 
 from bench.errors import UserError
 from bench.fidelity import Replay, replay, switch_rows
+from bench.files import write_whole
 from bench.hold_out import read_hold_out
 from bench.machine import paper_numbers
 from bench.profiles.samples import Samples
@@ -73,11 +74,7 @@ def render_predictor(out: Path) -> Path:
         *scenario_section(out),
         *made_section(profiles),
     ]
-    path = out / "predictor.md"
-    partial = path.with_suffix(".partial")
-    partial.write_text("\n\n".join(parts) + "\n")
-    partial.replace(path)
-    return path
+    return write_whole(out / "predictor.md", "\n\n".join(parts) + "\n")
 
 
 def check_predictor(path: Path) -> None:

@@ -16,6 +16,7 @@ import pandas as pd
 from matplotlib.ticker import NullFormatter, ScalarFormatter
 
 from bench.errors import UserError
+from bench.files import write_whole
 from bench.models import model_shape
 from bench.profiles.host_terms import host_term
 from bench.profiles.links import links_of
@@ -327,8 +328,8 @@ def run(out: Path, ray: str | None = None) -> Path:
     """Write OUT/sensitivity.md: the section alone, as a page. UserError where OUT is not a folder."""
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out}: is not a folder; give one, or a name that is free")
-    path = out / "sensitivity.md"
-    section = sensitivity_section(out, ray)
-    partial = path.with_suffix(".partial")
-    partial.write_text(section.removeprefix("#") + "\n")
-    return partial.replace(path)
+    return write_page(out, sensitivity_section(out, ray))
+
+
+def write_page(out: Path, section: str) -> Path:
+    return write_whole(out / "sensitivity.md", section.removeprefix("#") + "\n")

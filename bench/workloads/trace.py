@@ -12,6 +12,7 @@ import numpy as np
 from scipy.stats import norm
 
 from bench.errors import UserError
+from bench.files import write_whole
 from bench.workloads.lengths import LengthDistribution
 
 FIELDS = {"prompt_id": str, "sample": int, "prompt_tokens": int, "response_tokens": int, "truncated": bool}
@@ -48,10 +49,7 @@ class LengthTrace:
         return hashlib.sha256(self.lines().encode()).hexdigest()
 
     def write(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".partial")
-        partial.write_text(self.lines())
-        partial.replace(path)
+        write_whole(path, self.lines())
 
     def summary(self) -> dict:
         """Statistics of the response lengths, tokens; shares of 1."""

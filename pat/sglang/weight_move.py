@@ -18,7 +18,7 @@ from torch import nn
 from pat.layout import Layout
 from pat.reshard.weights import Copy, Part, copies, held
 from pat.sglang.staging import SharedStaging
-from pat.sglang.weights import parameters, sharding, size_bytes
+from pat.sglang.weights import pairs, size_bytes
 from pat.sglang.world import World
 
 LAYER = re.compile(r"\.layers\.\d+\.")
@@ -57,10 +57,7 @@ def shards_of(old: nn.Module, new: nn.Module) -> list[Shard]:
     ValueError names a parameter that the seats shard differently.
     """
     shards = []
-    for (path, module, name, source), (path2, other, _, target) in zip(parameters(old), parameters(new), strict=True):
-        kind = sharding(module, name)
-        if path != path2 or kind != sharding(other, name):
-            raise ValueError(f"{path} is sharded as {kind} in one seat, but {path2} as {sharding(other, name)}")
+    for path, _, _, kind, source, target in pairs(old, new):
         if kind is None:
             target.data = source.data
         else:

@@ -47,6 +47,19 @@ def parameters(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Param
                 yield f"{path}.{name}", module, name, parameter
 
 
+def pairs(one: nn.Module, other: nn.Module) -> Iterator[tuple]:
+    """(path, layer of ``other``, name, sharding, parameter of ``one``, of ``other``) of the models of two seats, in one
+    order on all ranks; the sharding is as in :func:`sharding`. ValueError names a parameter sharded differently.
+    """
+    for (path, old, name, source), (path2, new, _, target) in zip(parameters(one), parameters(other), strict=True):
+        kind = sharding(old, name)
+        if path != path2 or kind != sharding(new, name):
+            raise ValueError(
+                f"{path} is sharded as {kind} in one seat, but {path2} as {sharding(new, name)} in another"
+            )
+        yield path, new, name, kind, source, target
+
+
 @dataclass(frozen=True, slots=True)
 class FusedCopy:
     """A parameter that had to be copied: ``pieces`` of ``source`` along ``dim``."""
@@ -117,10 +130,7 @@ def share(
     two layouts shard differently.
     """
     shared, copied, copies = 0, 0, []
-    for (path, old, name, source), (path2, new, _, target) in zip(parameters(first), parameters(model), strict=True):
-        kind = sharding(old, name)
-        if path != path2 or kind != sharding(new, name):
-            raise ValueError(f"{path} is sharded as {kind} under {low}, but as {sharding(new, name)} under {high}")
+    for _, new, name, kind, source, target in pairs(first, model):
         if kind is None:
             target.data = source.data
             shared += size_bytes(source)

@@ -13,27 +13,11 @@ from bench.backends.simulated.synthetic import make_system, roofline_profile
 from pat.host import HostTerm
 from pat.layout import layouts
 from pat.lengths import LengthModel
-from pat.policy import AdaptivePolicy, Keep, LengthForesight, StaticPolicy, Switch
+from pat.policy import AdaptivePolicy, LengthForesight, StaticPolicy
+from tests.bench.test_simulated import Scripted
 
 CAP = 4096
 ROOFLINE = roofline_profile(host=HostTerm("paper-like", 1e-3, 5e-5, overlapped=False))
-
-
-class Scripted:
-    """Answers the questions in order with the layouts given (None: keep); nothing after them."""
-
-    def __init__(self, first, answers, interval_steps):
-        self.first, self.answers, self.interval_steps, self.told = first, list(answers), interval_steps, []
-
-    def first_layout(self, prompt_tokens):
-        return self.first
-
-    def decide(self, state):
-        answer = self.answers.pop(0) if self.answers else None
-        return Keep() if answer in (None, state.layout) else Switch(answer, 1.0, 0.5)
-
-    def switched(self, predicted_s, observed_s):
-        self.told.append((predicted_s, observed_s))
 
 
 def lengths_of(batch: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -64,7 +48,7 @@ def test_static_layouts_and_the_adaptive_policy(nodes, batch):
     assert switched >= 1 or batch == 3
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.data(), st.integers(1, 60), st.integers(0, 1000), st.sampled_from([7, 64]))
 def test_any_switches(data, batch, seed, interval_steps):
     world = layouts(8)

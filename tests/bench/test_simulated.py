@@ -35,6 +35,9 @@ class Scripted:
     answers: list
     interval_steps: int = 3
 
+    def __post_init__(self):
+        self.answers, self.told = list(self.answers), []
+
     def first_layout(self, prompt_tokens):
         return self.first
 
@@ -43,7 +46,7 @@ class Scripted:
         return Keep() if answer in (None, state.layout) else Switch(answer, 1.0, 0.5)
 
     def switched(self, predicted_s, observed_s):
-        pass
+        self.told.append((predicted_s, observed_s))
 
 
 def lengths_of(batch: int, cap: int, seed: int) -> np.ndarray:

@@ -36,7 +36,7 @@ def simulate_fleet(
     first = policy.first_layout(sequences.prompt_tokens)
     fleet, events, now_s = started(system, first, sequences, max_response_tokens), [], 0.0
     wait_steps = 0 if system.reports_at_once else policy.interval_steps
-    while policy.interval_steps is not None and (busy := fleet.end_s > now_s).any():
+    while policy.interval_steps is not None and (busy := fleet.busy(now_s)).any():
         step_s = fleet.step_s(fleet.done(now_s))[busy].max()
         now_s, wait_steps = max(now_s, fleet.clock_s[busy].min()) + wait_steps * step_s, policy.interval_steps
         decision = policy.decide(fleet.observe(now_s, len(events)))
@@ -113,6 +113,10 @@ class Fleet:
     def end_s(self) -> np.ndarray:
         return self.clock_s + self.until_s[:, -1]
 
+    def busy(self, now_s: float) -> np.ndarray:
+        """[R] whether a replica has sequences to run, now or when its clock comes."""
+        return (self.end_s > now_s) & (self.ids[:, 0] >= 0)
+
     def _at(self, values: np.ndarray, segment: np.ndarray) -> np.ndarray:
         return values[np.arange(len(segment)), segment]
 
@@ -139,7 +143,7 @@ class Fleet:
         """What a policy may see at ``now_s``."""
         s, (segment, into) = self.sequences, self.done(now_s)
         steps = self._at(self.ends, segment) - self._at(self.steps, segment) + into
-        busy = self.end_s > now_s
+        busy = self.busy(now_s)
         alive = (self.ids >= 0) & (self.ends > steps[:, None]) & busy[:, None]
         running = self.ids[alive]
         generated = s.generated_tokens[running] + np.broadcast_to(steps[:, None], alive.shape)[alive]
