@@ -24,7 +24,7 @@ from pat.policy import AdaptivePolicy, Foresight, LengthForesight, Policy, Stati
 from pat.switch_cost import SwitchModel
 
 EARLIER_ROLLOUTS = 4
-SEARCH_STARTS, SEARCH_TRIALS = 3, 40
+SEARCH_STARTS, SEARCH_TRIALS = 2, 20
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,8 @@ def arms_of(cell: Cell, machine: Machine, trace: LengthTrace) -> list[Arm]:
                 policy = replace(arms[-1].policy, foresight=replace(seen, conditioned=False))
                 arms[-1] = Arm(name, policy, switches)
     if "oracle" in asked:
-        adaptive("oracle", seats, Clairvoyant(trace.prompt_tokens, trace.response_tokens), margin=0.0)
+        policy = AdaptivePolicy(machine.planner(seats), Clairvoyant(trace.prompt_tokens, trace.response_tokens), margin=0.0)
+        arms.append(Arm("oracle", policy, seats))
     return arms
 
 
