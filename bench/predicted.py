@@ -10,7 +10,8 @@ from baselines.limit import physical_limit_s
 from baselines.oracle import Clairvoyant, Schedule, search
 from baselines.threshold import Threshold
 from bench.backends.simulated.fleet import simulate_quickly
-from bench.backends.simulated.rollout import Rollout, System, simulate, simulate_schedule
+from bench.backends.simulated.rollout import Rollout, System, simulate
+from bench.backends.simulated.scheduled import Scheduled
 from bench.errors import UserError
 from bench.experiment import ABLATIONS, Experiment
 from bench.machine import Machine, machine_of
@@ -111,7 +112,9 @@ def arms_of(cell: Cell, machine: Machine, trace: LengthTrace) -> list[Arm]:
                 policy = replace(arms[-1].policy, foresight=replace(seen, conditioned=False))
                 arms[-1] = Arm(name, policy, switches)
     if "oracle" in asked:
-        policy = AdaptivePolicy(machine.planner(seats), Clairvoyant(trace.prompt_tokens, trace.response_tokens), margin=0.0)
+        policy = AdaptivePolicy(
+            machine.planner(seats), Clairvoyant(trace.prompt_tokens, trace.response_tokens), margin=0.0
+        )
         arms.append(Arm("oracle", policy, seats))
     return arms
 
@@ -168,9 +171,10 @@ def run_cell(cell: Cell, trace: LengthTrace | None = None) -> list[tuple[Rollout
 def searched(system: System, layouts: tuple[Layout, ...], rollouts: list[Rollout], lengths: tuple) -> Rollout:
     """The rollout of the best schedule found from those of ``rollouts``."""
     found: dict[Schedule, Rollout] = {}
+    simulated = Scheduled(system, *lengths)
 
     def seconds(schedule: Schedule) -> float:
-        found[schedule] = simulate_schedule(system, schedule, *lengths)
+        found[schedule] = simulated(schedule)
         return found[schedule].rollout_s
 
     quickest = sorted(rollouts, key=lambda rollout: rollout.rollout_s)[:SEARCH_STARTS]

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baselines.oracle import Clairvoyant, Schedule, neighbours, search
-from bench.backends.simulated.rollout import simulate, simulate_schedule
+from bench.backends.simulated.rollout import simulate
+from bench.backends.simulated.scheduled import Scheduled
 from bench.backends.simulated.synthetic import constant_profile, make_system, roofline_profile
 from pat.layout import layouts
 from pat.policy import AdaptivePolicy, RolloutState, StaticPolicy
@@ -68,10 +69,13 @@ def test_neighbours_are_schedules(schedule):
 def test_the_search_is_never_worse_than_its_starts(seed, schedule):
     system, _ = make_system(roofline_profile(), AMPLE)
     lengths = np.full(24, 100), lengths_of(24, seed), 8192
-    seconds = lambda s: simulate_schedule(system, s, *lengths).rollout_s  # noqa: E731
+    simulated = Scheduled(system, *lengths)
+    seconds = lambda s: simulated(s).rollout_s  # noqa: E731
     starts = [schedule, Schedule(TP4)]
     found = search(seconds, starts, WORLD, trials=15)
     assert seconds(found) <= min(map(seconds, starts))
+    alone = Scheduled(system, *lengths)(found)  # what was simulated before leaves no trace
+    assert alone.finished_s.tolist() == simulated(found).finished_s.tolist()
 
 
 @pytest.mark.parametrize("capacity", [1 << 40, 30_000])
@@ -84,15 +88,15 @@ def test_a_schedule_repeats_the_rollout_it_was_taken_from(capacity):
     policy = AdaptivePolicy(planner, Clairvoyant(prompt, response), start=TP1, margin=0.0)
     asked = simulate(system, policy, prompt, response, 8192)
     assert asked.switches
-    again = simulate_schedule(system, asked.schedule, prompt, response, 8192)
+    again = Scheduled(system, prompt, response, 8192)(asked.schedule)
     assert again.finished_s.tolist() == asked.finished_s.tolist()
     static = simulate(system, StaticPolicy(TP2), prompt, response, 8192)
-    assert simulate_schedule(system, Schedule(TP2), prompt, response, 8192).rollout_s == static.rollout_s
+    assert Scheduled(system, prompt, response, 8192)(Schedule(TP2)).rollout_s == static.rollout_s
 
 
 def test_a_switch_after_the_end_does_not_happen():
     system, _ = make_system(constant_profile({1: 0.02, 2: 0.02, 4: 0.02, 8: 0.02}), AMPLE)
-    done = simulate_schedule(system, Schedule(TP1, ((1e6, TP8),)), np.full(4, 10), np.full(4, 50), 64)
+    done = Scheduled(system, np.full(4, 10), np.full(4, 50), 64)(Schedule(TP1, ((1e6, TP8),)))
     assert done.switches == ()
 
 

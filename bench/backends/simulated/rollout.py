@@ -98,28 +98,6 @@ def simulate(
     return finish(sequences, replicas, past, events)
 
 
-def simulate_schedule(
-    system: System,
-    schedule: Schedule,
-    prompt_tokens: np.ndarray,
-    response_tokens: np.ndarray,
-    max_response_tokens: int,
-) -> Rollout:
-    """As :func:`simulate`, with switches at given times and no policy. A switch after the end does not happen."""
-    sequences = Sequences.of(prompt_tokens, response_tokens)
-    replicas = begin(system, schedule.first, sequences, max_response_tokens)
-    past, events = list(replicas), []
-    for time_s, layout in schedule.hops:
-        for replica in replicas:
-            replica.advance(time_s)
-        if not any(r.busy for r in replicas):
-            break
-        event, replicas = switch(system, replicas, sequences, max_response_tokens, time_s, Switch(layout, 0.0, 0.0))
-        events.append(event)
-        past.extend(replicas)
-    return finish(sequences, replicas, past, events)
-
-
 def begin(system: System, layout: Layout, sequences: Sequences, max_response_tokens: int) -> list[Replica]:
     """The replicas of the first layout, dealt out round robin, as SGLang's data-parallel controller does."""
     replicas = make_replicas(system, layout, sequences, max_response_tokens, 0.0)

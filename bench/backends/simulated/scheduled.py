@@ -1,0 +1,77 @@
+"""Rollouts by given schedules of switches, many of one trace: what a search for the best one asks for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from baselines.oracle import Schedule
+from bench.backends.simulated.replica import Replica, Sequences
+from bench.backends.simulated.rollout import Rollout, SwitchEvent, System, begin, finish, switch
+from pat.layout import Layout
+from pat.policy import Switch
+
+
+@dataclass(frozen=True, eq=False)
+class Standing:
+    """A rollout under way: the replicas of its present layout, the last of all that it has had (``past``)."""
+
+    sequences: Sequences
+    replicas: list[Replica]
+    past: list[Replica]
+    events: list[SwitchEvent]
+
+    def copy(self) -> Standing:
+        """One that goes on by itself."""
+        s = self.sequences
+        sequences = replace(s, generated_tokens=s.generated_tokens.copy(), finished_s=s.finished_s.copy())
+        replicas = [
+            replace(r, sequences=sequences, admission=replace(r.admission), queue=list(r.queue), log=list(r.log))
+            for r in self.replicas
+        ]
+        return Standing(sequences, replicas, self.past[: -len(replicas)] + replicas, list(self.events))
+
+
+@dataclass(frozen=True, eq=False)
+class Scheduled:
+    """As :func:`.rollout.simulate`, with switches at given times and no policy.
+
+    prompt_tokens, response_tokens [N]. What schedules have in common, up to a switch, is simulated once.
+    """
+
+    system: System
+    prompt_tokens: np.ndarray
+    response_tokens: np.ndarray
+    max_response_tokens: int
+    known: dict[Schedule, Standing] = field(default_factory=dict)
+
+    def __call__(self, schedule: Schedule) -> Rollout:
+        """A switch after the end does not happen."""
+        standing = self._after(schedule).copy()
+        return finish(standing.sequences, standing.replicas, standing.past, standing.events)
+
+    def _after(self, schedule: Schedule) -> Standing:
+        """Just after the last switch of the schedule."""
+        if schedule not in self.known:
+            if schedule.hops:
+                before = self._after(Schedule(schedule.first, schedule.hops[:-1]))
+                self.known[schedule] = self._switched(before.copy(), *schedule.hops[-1])
+            else:
+                self.known[schedule] = self._begun(schedule.first)
+        return self.known[schedule]
+
+    def _begun(self, layout: Layout) -> Standing:
+        sequences = Sequences.of(self.prompt_tokens, self.response_tokens)
+        replicas = begin(self.system, layout, sequences, self.max_response_tokens)
+        return Standing(sequences, replicas, list(replicas), [])
+
+    def _switched(self, standing: Standing, time_s: float, layout: Layout) -> Standing:
+        replicas, sequences = standing.replicas, standing.sequences
+        for replica in replicas:
+            replica.advance(time_s)
+        if not any(r.busy for r in replicas):
+            return standing
+        asked = Switch(layout, 0.0, 0.0)
+        event, fresh = switch(self.system, replicas, sequences, self.max_response_tokens, time_s, asked)
+        return Standing(sequences, fresh, standing.past + fresh, [*standing.events, event])
