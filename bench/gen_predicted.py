@@ -61,7 +61,7 @@ def run_predicted(experiments: list[Experiment], workload, options, tracker, pro
             progress.advance(task)
         else:
             pending.append((cell, trace, mark))
-    for _, result in parallel(run_one, pending, alone=True, processes=1 if len(pending) <= 2 else None):
+    for _, result in parallel(run_one, pending, alone=True):
         finished(result)
     for store in stores.values():
         store.tidy()

@@ -12,6 +12,8 @@ from bench.errors import UserError
 
 CHUNKS_PER_CORE = 16
 """Enough that cores end together, few enough that sending them costs nothing."""
+FEW = 2
+"""Rollouts whose simulation takes no longer than starting processes for them."""
 
 
 def parallel(
@@ -20,12 +22,13 @@ def parallel(
     """(index, result) of every item, as they come: in this process (``processes`` 1, or one item), over cores, or over
     the Ray cluster at the address ``ray``. UserError where no cluster answers.
 
-    ``alone``: each item comes as soon as it is done, for long ones; else several together."""
+    ``alone``: each item comes as soon as it is done, for long ones, and up to :data:`FEW` in this process; else several
+    together."""
     items = list(items)
     workers = min(processes or os.cpu_count() or 1, len(items))
     if ray:
         yield from over_ray(function, items, ray)
-    elif workers <= 1:
+    elif workers <= 1 or (alone and len(items) <= FEW):
         yield from enumerate(map(function, items))
     else:
         yield from over_cores(function, items, workers, len(items) if alone else workers * CHUNKS_PER_CORE)

@@ -73,8 +73,7 @@ def run(out: Path, count: int, progress: Callable[[int, int], None] = lambda don
     todo = {cell.experiment.name: mark for mark, cell in cells.items() if mark not in kept}
     progress(len(kept), len(cells))
     with path.open("a") as file:
-        processes = 1 if len(todo) <= 2 else None  # starting processes costs more than two scenarios
-        for _, row in parallel(run_one, [cells[mark] for mark in todo.values()], processes, alone=True):
+        for _, row in parallel(run_one, [cells[mark] for mark in todo.values()], alone=True):
             mark = todo[row["scenario"]]
             kept[mark] = row | {"fingerprint": mark, "commit": commit()}
             file.write(json.dumps(kept[mark]) + "\n")
