@@ -10,7 +10,7 @@ from bench.errors import UserError
 from bench.experiment import Experiment
 from bench.gen_predicted import made_of
 from bench.gpus import local_devices, serves
-from bench.measured import Job, arms_of, interleaved, run_jobs, step_rows, summarise
+from bench.measured import Engines, Job, arms_of, interleaved, run_jobs, step_rows, summarise
 from bench.predicted import trace_of
 from bench.profiles.stored import identity, load_given, recorded_path
 from bench.provenance import load_average
@@ -67,10 +67,8 @@ def run_experiment(experiment: Experiment, workload, options, tracker, progress)
         return
     tracker.start(experiment.name, experiment.model_dump(mode="json"))
     record_profile = recorded_path(options.out, experiment.model)
-    jobs_run = run_jobs(
-        todo, model_path, device, lambda *_: progress.advance(task), given, lambda samples: samples.save(record_profile)
-    )
-    for job, rollout in jobs_run:
+    engines = Engines(model_path, device, given, lambda samples: samples.save(record_profile))
+    for job, rollout in run_jobs(todo, engines, lambda *_: progress.advance(task)):
         record = summarise(job, rollout).model_copy(update={"fingerprint": marks[job], "load_average": load_average()})
         steps = step_rows(rollout.steps)
         store.write_steps(record, steps)

@@ -41,41 +41,59 @@ def arms_of(experiment: Experiment) -> list[str]:
 
 
 def interleaved(seeds: Sequence[int], arms: Sequence[str]) -> list[tuple[int, str]]:
-    """Every (seed, arm), two seeds at a time: the order of the arms turns with each pair, so that drift of the machine
-    cancels and the engine of one pair's last arm serves the next pair's first."""
-    pairs = [seeds[i : i + 2] for i in range(0, len(seeds), 2)]
-    return [(s, arm) for i, pair in enumerate(pairs) for arm in (arms if i % 2 == 0 else arms[::-1]) for s in pair]
+    """Every (seed, arm), a seed after the other; the order of the arms turns with each, so that drift of the machine
+    cancels and the engine of one seed's last arm serves the next one's first."""
+    return [(seed, arm) for i, seed in enumerate(seeds) for arm in (arms if i % 2 == 0 else arms[::-1])]
 
 
-def run_jobs(
-    jobs: Sequence[Job],
-    model_path: str,
-    device: str,
-    progress: Callable[[Job, int, int], None],
-    given: Samples | None = None,
-    profiled: Callable[[Samples], None] = lambda samples: None,
-) -> Iterator[tuple[Job, EngineRollout]]:
-    """Run the jobs in order; an engine lives as long as consecutive jobs share it, warm-ups are discarded.
+class Engines:
+    """The engines of an experiment, each started when first asked for. On CPUs all stay: an idle engine sleeps. GPU
+    memory holds one at a time.
 
     ``given``: the step profile that adaptive arms plan with; None: cached, or measured on their engine. ``profiled`` is
     told which they have taken.
     """
-    engine, name = None, ""
+
+    def __init__(
+        self,
+        model_path: str,
+        device: str,
+        given: Samples | None = None,
+        profiled: Callable[[Samples], None] = lambda samples: None,
+    ) -> None:
+        self.model_path, self.device, self.given, self.profiled = model_path, device, given, profiled
+        self.running: dict[str, StaticEngine | LiveArms] = {}
+
+    def of(self, job: Job) -> StaticEngine | LiveArms:
+        """The engine of a job, running."""
+        if job.engine in self.running:
+            return self.running[job.engine]
+        if self.device != "cpu":
+            self.stop()
+        engine = self.running[job.engine] = start(job, self.model_path, self.device, self.given)
+        if isinstance(engine, LiveArms):
+            self.profiled(engine.samples)
+        return engine
+
+    def stop(self) -> None:
+        """End all, the last one first: each leaves the process as it found it."""
+        while self.running:
+            self.running.popitem()[1].stop()
+
+
+def run_jobs(
+    jobs: Sequence[Job], engines: Engines, progress: Callable[[Job, int, int], None]
+) -> Iterator[tuple[Job, EngineRollout]]:
+    """Run the jobs in order; the engines end with the last."""
     try:
         for job in jobs:
-            if job.engine != name:
-                if engine is not None:
-                    engine.stop()
-                engine, name = start(job, model_path, device, given), job.engine
-                if isinstance(engine, LiveArms):
-                    profiled(engine.samples)
+            engine = engines.of(job)
             if isinstance(engine, LiveArms):
                 engine.choose(job.arm, job.seed)
             response = job.trace.response_tokens.tolist()
             yield job, engine.rollout(job.prompts, response, job.seed, lambda done, of, j=job: progress(j, done, of))
     finally:
-        if engine is not None:
-            engine.stop()
+        engines.stop()
 
 
 def start(job: Job, model_path: str, device: str, given: Samples | None = None) -> StaticEngine | LiveArms:

@@ -15,7 +15,7 @@ from bench.profiles.live import measure
 from bench.profiles.plan import STEPS_PER_BATCH
 from bench.profiles.samples import Samples
 from bench.progress import console, progress_bar
-from bench.report.predictor import hold_out_rows
+from bench.report.step_errors import hold_out_rows
 from bench.report.tables import markdown
 from bench.tiny_models import PRESETS, materialise
 from pat.layout import Layout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pandas as pd
 from tabulate import tabulate
 
@@ -161,3 +162,17 @@ def trace_rows(traces: list[dict]) -> list[dict[str, str]]:
         }
         for trace in traces
     ]
+
+
+def error_summary(errors) -> dict[str, str]:
+    """p50, p90 and mean of absolute errors, in percent."""
+    known = np.abs(np.asarray(errors, dtype=float))
+    known = known[~np.isnan(known)]
+    if not known.size:
+        return {"points": "0"} | dict.fromkeys(("p50", "p90", "mean"), NONE)
+    p50, p90 = np.quantile(known, (0.5, 0.9))
+    return {"points": str(known.size), "p50": share(p50), "p90": share(p90), "mean": share(known.mean())}
+
+
+def share(value: float, sign: bool = False) -> str:
+    return NONE if np.isnan(value) else f"{100 * value:{'+' if sign else ''}.1f}%"

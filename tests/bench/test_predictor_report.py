@@ -9,16 +9,10 @@ from bench.experiment import load_experiment
 from bench.profiles.stored import OF, recorded_path, stamped
 from bench.records import RecordStore, frame_of
 from bench.report.comparison import Comparison
-from bench.report.predictor import (
-    SECTIONS,
-    ablation_section,
-    check_predictor,
-    hold_out_rows,
-    regret_section,
-    render_predictor,
-    scenario_section,
-    summary,
-)
+from bench.report.predictor import SECTIONS, check_predictor, render_predictor
+from bench.report.regret import ablation_section, regret_section, scenario_section
+from bench.report.step_errors import hold_out_rows
+from bench.report.tables import error_summary
 from tests.bench.test_fidelity import EXPERIMENT, run, trace_of
 from tests.bench.test_live_profile import samples_of
 from tests.bench.test_records import summary as record_of
@@ -97,8 +91,8 @@ def test_hold_out_rows_tell_what_repeats_differ_by():
 
 
 def test_summaries_leave_out_what_is_not_known():
-    assert summary([0.1, -0.3, float("nan")]) == {"points": "2", "p50": "20.0%", "p90": "28.0%", "mean": "20.0%"}
-    assert summary([])["mean"] == "–"
+    assert error_summary([0.1, -0.3, float("nan")]) == {"points": "2", "p50": "20.0%", "p90": "28.0%", "mean": "20.0%"}
+    assert error_summary([])["mean"] == "–"
 
 
 def test_regret_and_ablations_are_against_the_oracle_and_the_planner():
