@@ -18,9 +18,9 @@ DATA_SOURCE = "pat"
 
 
 def problems_of(experiment: E2eExperiment, dataset: str | None) -> list[tuple[str, str]]:
-    """(prompt text, answer) of every prompt of a launch, in order. Without a dataset: sums for the warm-started models,
+    """(prompt text, answer) of every distinct prompt of a launch. Without a dataset: sums for the warm-started models,
     the built-in problems for others. UserError where there are fewer than needed."""
-    count = experiment.prompts * experiment.iterations
+    count = experiment.problems or experiment.prompts * experiment.iterations
     if dataset is None and experiment.device == "cpu":
         return [(p["problem"], str(p["answer"])) for p in addition_problems(count, experiment.seed)]
     problems: list[Problem] = load_problems(dataset or "builtin")

@@ -13,8 +13,8 @@ from bench.workloads.lengths import parse as parse_lengths
 from pat.layout import Layout, layouts
 
 FOLDER = Path(__file__).parent.parent / "experiments" / "e2e"
-ARMS = ("static", "pat", "pat-forced")
-"""``static``: every static layout, VeRL's default among them. ``pat``: the planner. ``pat-forced``: begins in the
+ARMS = ("static", "verl-default", "pat", "pat-forced")
+"""``static``: every static layout, VeRL's default among them; ``verl-default``: that one alone. ``pat``: the planner. ``pat-forced``: begins in the
 lowest TP and goes to the highest when fewer than ``forced_alive`` sequences are left, whether that pays or not."""
 
 Count = Annotated[int, Field(ge=1)]
@@ -23,7 +23,7 @@ Count = Annotated[int, Field(ge=1)]
 class E2eExperiment(Strict):
     """``iterations`` of a launch include the first, discarded as warm-up. ``cell``: the predicted experiment of
     bench/experiments whose lengths and cluster this one has. ``lengths``: forced ones; None: responses end by
-    themselves."""
+    themselves. ``problems``: distinct prompts, which come back; None: no prompt comes twice."""
 
     name: Annotated[str, Field(pattern=r"^[\w.-]+$")]
     model: str
@@ -31,6 +31,7 @@ class E2eExperiment(Strict):
     testbed: str | None = None
     cell: str | None = None
     prompts: Count
+    problems: Count | None = None
     samples: Count
     max_prompt_tokens: Count
     max_response_tokens: Count
@@ -58,6 +59,8 @@ class E2eExperiment(Strict):
             raise ValueError("samples: GRPO compares the samples of a prompt; at least 2")
         if self.prompts * self.samples % self.cluster.world:
             raise ValueError(f"prompts: {self.prompts} x {self.samples} samples are no multiple of the GPUs")
+        if self.problems is not None and self.problems % self.prompts:
+            raise ValueError(f"problems: {self.problems} is no multiple of the {self.prompts} prompts of an iteration")
         for tp in self.tps:
             if self.cluster.gpus_per_node % tp:
                 raise ValueError(f"tps: TP{tp} does not divide a node of {self.cluster.gpus_per_node}; leave it out")
@@ -85,7 +88,9 @@ class E2eExperiment(Strict):
     @property
     def arm_names(self) -> tuple[str, ...]:
         statics = tuple(f"static-{layout}" for layout in self.node_layouts) if "static" in self.arms else ()
-        return statics + tuple(arm for arm in self.arms if arm != "static")
+        if "verl-default" in self.arms and not statics:
+            statics = (self.verl_default,)
+        return statics + tuple(arm for arm in self.arms if arm not in ("static", "verl-default"))
 
 
 def load_e2e(name: str) -> E2eExperiment:

@@ -16,7 +16,7 @@ from bench.e2e.data import write_data, write_trace
 from bench.e2e.experiment import E2eExperiment, load_e2e
 from bench.e2e.iterations import Iteration, IterationStore, parse
 from bench.e2e.launch import command, launch
-from bench.e2e.warm_model import WARM_MODELS, warm_model
+from bench.e2e.warm_model import WARM_MODELS, warm_model, warm_models
 from bench.errors import UserError
 from bench.gen import console, progress_bar
 from bench.gen_measured import HUB_NAMES
@@ -32,6 +32,8 @@ from pat.verl.settings import PatSettings
 
 DEFAULT = ("cpu-llama-e2e", "cpu-qwen3-e2e")
 CPU_LIMIT_S = 900.0
+AGREE = 1e-4
+"""Most that probabilities of rollout and trainer may differ in float32; 1e-5 is usual."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,9 @@ def run(options: Options) -> None:
     for experiment in experiments:
         check_machine(experiment, options.ray_address)
     tracker = make_tracker(options.tracker, options.out)
+    if warm := sorted({e.model for e in experiments if e.model in WARM_MODELS} if options.model is None else ()):
+        console.print(f"{', '.join(warm)}: trained for about a minute where not in the cache")
+        warm_models(warm)
     failed = []
     try:
         with progress_bar() as progress:
@@ -138,11 +143,26 @@ def run_experiment(experiment: E2eExperiment, options: Options, tracker, progres
         finally:  # Ctrl-C included: what was measured is kept
             seen = {"load_average": load_average(), "memory_bytes": taken}
             found = parse(folder, experiment.name, arm, experiment.seed, marks[arm])
+            if astray := disagreement(found) if experiment.device == "cpu" else None:
+                failed.append(f"{experiment.name}, {arm}: {astray}")
+                found = [record.model_copy(update={"fingerprint": ""}) for record in found]
             store.append([record.model_copy(update=seen) for record in found])
         log_launch(tracker, f"{arm}/{experiment.seed}", found, folder)
     store.tidy()
     tracker.finish()
     return failed
+
+
+def disagreement(found: list[Iteration]) -> str | None:
+    """What is wrong where the rollout's log-probabilities are not the trainer's: such a launch proves nothing."""
+    name = "training/rollout_probs_diff_max"
+    worst = max(found, key=lambda record: record.metrics.get(name, 0.0), default=None)
+    if worst is None or worst.metrics.get(name, 0.0) <= AGREE:
+        return None
+    return (
+        f"iteration {worst.iteration}: probabilities of rollout and trainer differ by {worst.metrics[name]:.1e}, in "
+        f"float32 at most {AGREE:g}; its records are set aside, run it again"
+    )
 
 
 def harness_hash() -> str:
@@ -169,7 +189,6 @@ def model_of(experiment: E2eExperiment, given: str | None) -> str:
     if given is not None:
         return given
     if experiment.model in WARM_MODELS:
-        console.print(f"{experiment.model}: trained for about a minute where it is not in the cache")
         return str(warm_model(experiment.model))
     return HUB_NAMES.get(experiment.model, experiment.model)
 

@@ -1,12 +1,9 @@
-"""Simulations that results/paper.md needs beside the records of bench-gen: kept in ``OUT/raw/paper.jsonl``."""
+"""Simulations that results/paper.md needs beside the records of bench-gen, as tasks with outcomes."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from hashlib import sha256
-from pathlib import Path
 
 import numpy as np
 from scipy.optimize import brentq
@@ -22,17 +19,12 @@ from bench.backends.simulated.cures import (
 from bench.backends.simulated.mixed import Mix, best_count, mixed_s, mixes
 from bench.backends.simulated.rollout import System
 from bench.experiment import load_experiment
-from bench.files import write_whole
 from bench.gpus import gpu
 from bench.launch_plan import kv_capacity_tokens
 from bench.machine import paper_numbers
 from bench.paper.setting import BATCH, SWAPS, Bench, Setting, Swap, shorter
-from bench.parallel import parallel
 from bench.predicted import earlier_lengths, trace_of
 from bench.profiles.host_terms import PAPER_ERA
-from bench.progress import progress_bar
-from bench.provenance import ROOT, provenance
-from bench.records import code_hash
 from pat.lengths import LengthModel
 from pat.planner import known_course
 from pat.policy import LengthForesight
@@ -42,8 +34,6 @@ FIT_SEEDS = (0, 1, 2)
 EXTRA_SHARE = 0.25
 """Sequences in flight beyond those wanted, in over-provisioned and partial rollouts."""
 ITERATIONS = 6
-END = "end"
-"""Arm of the line that says a task is whole."""
 PAIR_SEEDS = (0, 1)
 LARGE = 1024
 LARGE_SEEDS = (0, 1, 2)
@@ -352,61 +342,3 @@ STUDIES: dict[str, Callable[[Task], list[Outcome]]] = {
 
 def run_task(task: Task) -> list[Outcome]:
     return STUDIES[task.study](task)
-
-
-def mark_of() -> str:
-    """Of everything that decides an outcome: the code, the experiments, the paper's figures."""
-    files = [ROOT / "bench/data/paper.yaml", *(ROOT / "bench/experiments").glob("*.yaml")]
-    files += [ROOT / "bench" / name for name in ("paper/setting.py", "paper/studies.py", "launch_plan.py")]
-    content = b"".join(path.read_bytes() for path in sorted(files))
-    return sha256(code_hash().encode() + content).hexdigest()[:16]
-
-
-def read(path: Path) -> list[Outcome]:
-    """The outcomes of this code in a file; lines that are spoilt or of other code are left out."""
-    out = []
-    for line in path.read_text().splitlines() if path.is_file() else []:
-        try:
-            outcome = Outcome(**json.loads(line))
-        except (ValueError, TypeError):
-            continue
-        if outcome.mark == mark_of():
-            out.append(outcome)
-    return out
-
-
-def outcomes(out: Path) -> list[Outcome]:
-    """All outcomes, those missing simulated and added to ``OUT/raw/paper.jsonl``, with progress on stderr.
-
-    A task that was interrupted runs again; the others are kept.
-    """
-    path, wanted, mark = out / "raw" / "paper.jsonl", tasks(), mark_of()
-    found = read(path)
-    ended = {o.task for o in found if o.arm == END}
-    found = [o for o in found if o.task in ended]
-    if missing := [task for task in wanted if task not in ended]:
-        write_whole(path, "".join(map(line, found)))
-        path.with_name("paper.provenance.json").write_text(json.dumps(provenance(), indent=1, sort_keys=True) + "\n")
-        with path.open("a") as file, progress_bar() as bar:
-            progress = bar.add_task("paper.md", total=len(wanted), completed=len(ended))
-            for index, rows in parallel(run_task, missing):
-                task = missing[index]
-                rows = [*rows, Outcome(task.study, task.cell, task.change, END, -1, {})]
-                rows = [replace(row, mark=mark) for row in rows]
-                file.writelines(map(line, rows))
-                file.flush()
-                found += rows
-                bar.advance(progress)
-        tidy(path, found, wanted)
-    order = {task: i for i, task in enumerate(wanted)}
-    return sorted((o for o in found if o.task in order and o.arm != END), key=lambda o: order[o.task])
-
-
-def tidy(path: Path, found: list[Outcome], wanted: list[Task]) -> None:
-    """Rewrite the file in the order of the tasks: the same outcomes give the same bytes."""
-    order = {task: i for i, task in enumerate(wanted)}
-    write_whole(path, "".join(map(line, sorted((o for o in found if o.task in order), key=lambda o: order[o.task]))))
-
-
-def line(outcome: Outcome) -> str:
-    return json.dumps(asdict(outcome), sort_keys=True) + "\n"

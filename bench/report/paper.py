@@ -10,8 +10,9 @@ from bench.files import write_whole
 from bench.paper.claims import Claim, claims
 from bench.paper.evidence import HOSTS, Evidence
 from bench.paper.ours import A40_CELL, H100_CELL, POINTS, Ours, ours
+from bench.paper.outcomes import outcomes
 from bench.paper.setting import AS_IS
-from bench.paper.studies import KNOBS, SEEDS, outcomes, paper_cell, paper_cells
+from bench.paper.studies import KNOBS, SEEDS, paper_cell, paper_cells
 from bench.paper.tables import (
     calibrated_rows,
     cell_rows,

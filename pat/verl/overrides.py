@@ -135,6 +135,7 @@ def overrides(run: GrpoRun) -> list[str]:
         "trainer.logger": list(run.loggers),
         "trainer.project_name": run.project,
         "trainer.experiment_name": run.experiment,
+        "hydra.run.dir": str(Path(run.checkpoint_directory).parent / "hydra"),
     }
     for part in (actor, ref):
         values |= {f"{part}.fsdp_config.dtype": dtype if part == ref or cpu else "float32"}
@@ -194,6 +195,7 @@ def environment(run: GrpoRun, metrics: Path) -> dict[str, str]:
     return common | {
         "VERL_PLATFORM": "cpu",
         "OMP_NUM_THREADS": "1",
+        "TORCHDYNAMO_DISABLE": "1",  # SGLang's few small functions: compiling takes longer than it saves
         "HF_HUB_OFFLINE": "1",
         "SGLANG_USE_CPU_ENGINE": "1",
         "SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(rank % cores) for rank in range(run.ranks)),

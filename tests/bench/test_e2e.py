@@ -16,7 +16,7 @@ from bench.e2e.experiment import FOLDER, known_e2e, load_e2e
 from bench.e2e.iterations import Iteration, IterationStore, parse
 from bench.e2e.launch import MARK, launch, marked, stop
 from bench.e2e.reward import compute_score
-from bench.e2e.run import Options, describe, settings_of
+from bench.e2e.run import Options, describe, disagreement, settings_of
 from bench.errors import UserError
 from bench.experiment import load_experiment
 from bench.report.e2e import SECTIONS, difference, render_e2e
@@ -78,6 +78,7 @@ def test_every_arm_of_a_dry_run_differs_in_its_rollout_alone(tmp_path):
             '"+actor_rollout_ref.rollout.custom',
             '"trainer.experiment_name',
             '"trainer.default_local_dir',
+            '"hydra.run.dir',
             "export VERL_FILE_LOGGER_PATH",
         }
         assert any("ray_init.address='auto'" in line for line in arm)
@@ -89,6 +90,7 @@ def test_every_arm_of_a_dry_run_differs_in_its_rollout_alone(tmp_path):
     [
         ({"samples": 1}, "samples: GRPO"),
         ({"prompts": 3, "samples": 3}, "prompts: 3 x 3"),
+        ({"problems": 24}, "problems: 24"),
         ({"tps": [3]}, "tps: TP3"),
         ({"iterations": 1}, "iterations"),
         ({"lengths": "normal:1"}, "lengths"),
@@ -106,7 +108,9 @@ def test_a_bad_experiment_names_its_field(tmp_path, change, message):
 def test_data_and_forced_lengths_are_the_same_for_every_arm(tmp_path):
     experiment = load_e2e("cpu-llama-e2e").model_copy(update={"lengths": "uniform:2,9"})
     frame = pd.read_parquet(write_data(experiment, None, tmp_path / "a.parquet"))
-    assert len(frame) == experiment.prompts * experiment.iterations
+    assert len(frame) == experiment.problems == experiment.prompts
+    fresh = write_data(experiment.model_copy(update={"problems": None}), None, tmp_path / "b.parquet")
+    assert len(pd.read_parquet(fresh)) == experiment.prompts * experiment.iterations
     assert frame.prompt[0][0]["content"] == addition_problems(1, 0)[0]["problem"]
     assert frame.reward_model[0]["ground_truth"] == str(addition_problems(1, 0)[0]["answer"])
     lengths = json.loads(write_trace(experiment, tmp_path / "t.json").read_text())["lengths"]
@@ -166,6 +170,14 @@ def test_report_gives_paired_reductions_and_exactness(tmp_path):
     assert cells[5].startswith("+62.1%")
     assert cells[6].startswith("+35.4%")
     assert "-25%" in text  # 1.5 s expected, 2 s taken
+
+
+def test_a_launch_whose_rollout_and_trainer_disagree_is_named():
+    good = Iteration(experiment="e", arm="pat", seed=0, iteration=1, metrics={"training/rollout_probs_diff_max": 4e-6})
+    bad = good.model_copy(update={"iteration": 2, "metrics": {"training/rollout_probs_diff_max": 0.99}})
+    assert disagreement([good]) is None
+    assert disagreement([]) is None
+    assert "iteration 2: probabilities of rollout and trainer differ by 9.9e-01" in disagreement([good, bad])
 
 
 def test_difference_is_relative_above_one():

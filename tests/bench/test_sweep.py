@@ -15,7 +15,8 @@ from bench.profiles import a40
 from bench.profiles.links import links_of
 from bench.profiles.wire import slower_links, slower_profile
 from bench.report import sensitivity
-from bench.report.sensitivity import AXES, gains, sentences, span
+from bench.report.sensitivity_points import AXES, gains
+from bench.report.sensitivity_words import sentences, span
 from bench.sweep import Point, evaluate, read_rows, run_sweep
 
 

@@ -76,7 +76,6 @@ def grpo(folder, settings) -> GrpoRun:
             f'actor_rollout_ref.model.custom_chat_template="{TEMPLATE}"',
             "actor_rollout_ref.actor.checkpoint.save_contents=[model]",
             f"trainer.rollout_data_dir='{folder / 'responses'}'",
-            f"hydra.run.dir='{folder / 'hydra'}'",
         ),
     )
 
