@@ -14,8 +14,9 @@ from pat.layout import Layout, layouts
 
 FOLDER = Path(__file__).parent.parent / "experiments" / "e2e"
 ARMS = ("static", "verl-default", "pat", "pat-forced")
-"""``static``: every static layout, VeRL's default among them; ``verl-default``: that one alone. ``pat``: the planner. ``pat-forced``: begins in the
-lowest TP and goes to the highest when fewer than ``forced_alive`` sequences are left, whether that pays or not."""
+"""``static``: every static layout, VeRL's default among them; ``verl-default``: that one alone. ``pat``: the planner.
+``pat-forced``: begins in the lowest TP and goes to the highest when fewer than ``forced_alive`` sequences are left,
+whether that pays or not."""
 
 Count = Annotated[int, Field(ge=1)]
 

@@ -17,8 +17,9 @@ from bench.errors import UserError
 from bench.files import write_whole
 from bench.profiles.host_terms import host_term
 from bench.progress import progress_bar
+from bench.report import sensitivity_points as swept
 from bench.report.plots import save
-from bench.report.sensitivity_points import AXES, BASE_MS, EACH_MS, HOSTS, Axis, gains, means, points
+from bench.report.sensitivity_points import AXES, HOSTS, Axis, gains, means, points
 from bench.report.sensitivity_words import sentences
 from bench.report.tables import NONE, markdown
 from bench.stats import Interval
@@ -36,19 +37,19 @@ def host_figure(table: pd.DataFrame, path: Path) -> None:
     for axis_pair, column, title in zip(axes, ("vs_best", "vs_verl"), ("best static", "VeRL default"), strict=True):
         limit = max(5.0, float(np.abs(means(rows, column)).max()))
         for axis, name in zip(axis_pair, series, strict=True):
-            grid = means(rows[rows.series == name], column).reshape(len(BASE_MS), len(EACH_MS))
+            grid = means(rows[rows.series == name], column).reshape(len(swept.BASE_MS), len(swept.EACH_MS))
             image = axis.imshow(grid, origin="lower", cmap="RdBu", vmin=-limit, vmax=limit, aspect="auto")
             for (i, j), value in np.ndenumerate(grid):
                 axis.text(j, i, f"{value:+.0f}", ha="center", va="center", fontsize=7)
-            axis.set_xticks(range(len(EACH_MS)), [f"{ms:g}" for ms in EACH_MS], fontsize=7)
-            axis.set_yticks(range(len(BASE_MS)), [f"{ms:g}" for ms in BASE_MS], fontsize=7)
+            axis.set_xticks(range(len(swept.EACH_MS)), [f"{ms:g}" for ms in swept.EACH_MS], fontsize=7)
+            axis.set_yticks(range(len(swept.BASE_MS)), [f"{ms:g}" for ms in swept.BASE_MS], fontsize=7)
             axis.set_title(f"{name} sequences, vs {title}", fontsize=9)
             axis.set_xlabel("ms a sequence and step", fontsize=8)
             for preset in map(host_term, HOSTS):
                 if preset.overlapped == name.startswith("overlapped"):
                     at = (
-                        np.interp(1e3 * preset.per_sequence_s, EACH_MS, range(len(EACH_MS))),
-                        np.interp(1e3 * preset.base_s, BASE_MS, range(len(BASE_MS))),
+                        np.interp(1e3 * preset.per_sequence_s, swept.EACH_MS, range(len(swept.EACH_MS))),
+                        np.interp(1e3 * preset.base_s, swept.BASE_MS, range(len(swept.BASE_MS))),
                     )
                     axis.plot(*at, "D", color="black", markersize=6)
                     axis.annotate(preset.name, at, xytext=(5, 5), textcoords="offset points", fontsize=7)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from bench.report.sensitivity_points import AXES, EACH_MS, WORTH_PERCENT, Axis, means
+from bench.report import sensitivity_points as swept
+from bench.report.sensitivity_points import AXES, WORTH_PERCENT, Axis, means
 
 
 def sentences(table: pd.DataFrame) -> list[str]:
@@ -37,7 +38,7 @@ def host_sentences(table: pd.DataFrame) -> list[str]:
         way, batch = series.split(", ")
         gain, each_ms = means(rows), np.array([float(h.rpartition(",")[2]) for h in rows.host_term])
         text = f"Host term {way}, {int(batch):,} sequences: {gain.min():+.1f}% to {gain.max():+.1f}% over best static"
-        pays = [ms for ms in EACH_MS if (gain[each_ms >= ms] >= WORTH_PERCENT).all()]
+        pays = [ms for ms in swept.EACH_MS if (gain[each_ms >= ms] >= WORTH_PERCENT).all()]
         if pays:
             text += f", at least {WORTH_PERCENT:.0f}% whatever the base from {pays[0]:g} ms a sequence on"
         said.append(text + ".")

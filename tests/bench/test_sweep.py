@@ -14,7 +14,7 @@ from bench.parallel import chunked, parallel
 from bench.profiles import a40
 from bench.profiles.links import links_of
 from bench.profiles.wire import slower_links, slower_profile
-from bench.report import sensitivity
+from bench.report import sensitivity, sensitivity_points
 from bench.report.sensitivity_points import AXES, gains
 from bench.report.sensitivity_words import sentences, span
 from bench.sweep import Point, evaluate, read_rows, run_sweep
@@ -162,7 +162,7 @@ def test_gains_are_against_the_best_static_and_tp2():
 
 
 def test_every_axis_and_preset_is_in_the_points():
-    found = sensitivity.points()
+    found = sensitivity_points.points()
     assert {p.sweep for p in found} == {"host", *(a.sweep for a in AXES)}
     assert len({p.fingerprint for p in found}) == len(found)
     assert {p.host_term for p in found if p.sweep != "host"} == {"paper-era", "sglang-0.5"}
@@ -171,14 +171,14 @@ def test_every_axis_and_preset_is_in_the_points():
 
 def test_the_section_stands_on_its_records(tmp_path, monkeypatch):
     """Few points of every sweep: figures and tables are made, and made anew from records alone."""
-    monkeypatch.setattr(sensitivity, "BATCHES", (32,))
-    monkeypatch.setattr(sensitivity, "SWEPT_BATCHES", (8, 32))
-    monkeypatch.setattr(sensitivity, "BASE_MS", (0.0, 1.0))
-    monkeypatch.setattr(sensitivity, "EACH_MS", (0.0, 0.05))
-    monkeypatch.setattr(sensitivity, "WIRES", (0.0, 1.0))
-    monkeypatch.setattr(sensitivity, "SIGMAS", (0.5, 1.4))
-    monkeypatch.setattr(sensitivity, "SWITCH_S", (0.05, 30.0))
-    monkeypatch.setattr(sensitivity, "MODELS", ("LLaMA3.1-8B",))
+    monkeypatch.setattr(sensitivity_points, "BATCHES", (32,))
+    monkeypatch.setattr(sensitivity_points, "SWEPT_BATCHES", (8, 32))
+    monkeypatch.setattr(sensitivity_points, "BASE_MS", (0.0, 1.0))
+    monkeypatch.setattr(sensitivity_points, "EACH_MS", (0.0, 0.05))
+    monkeypatch.setattr(sensitivity_points, "WIRES", (0.0, 1.0))
+    monkeypatch.setattr(sensitivity_points, "SIGMAS", (0.5, 1.4))
+    monkeypatch.setattr(sensitivity_points, "SWITCH_S", (0.05, 30.0))
+    monkeypatch.setattr(sensitivity_points, "MODELS", ("LLaMA3.1-8B",))
     monkeypatch.setattr(sweep, "parallel", lambda f, items, ray=None: enumerate(map(f, items)))
     text = sensitivity.run(tmp_path).read_text()
     assert text.startswith("# When does PAT pay off?")
