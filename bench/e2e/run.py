@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from bench.backends.engine_arguments import EngineError
 from bench.e2e import reward
 from bench.e2e.adaptive import adaptive_files
 from bench.e2e.data import write_data, write_trace
@@ -138,7 +139,7 @@ def run_experiment(experiment: E2eExperiment, options: Options, tracker, progres
             grpo = grpo_run(experiment, arm, model_path, data, trace, folder, options)
             shutil.rmtree(folder / "records", ignore_errors=True)
             taken = launch(grpo, folder, CPU_LIMIT_S if experiment.device == "cpu" else float("inf"), advanced)
-        except UserError as error:
+        except (UserError, EngineError) as error:
             failed.append(f"{experiment.name}, {arm}: {error}")
         finally:  # Ctrl-C included: what was measured is kept
             seen = {"load_average": load_average(), "memory_bytes": taken}

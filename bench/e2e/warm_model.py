@@ -31,7 +31,7 @@ WARM_MODELS = {"warm-llama": TinyModel("llama", **SMALL), "warm-qwen3": TinyMode
 class Training:
     """Supervised training on worked sums; ``problems`` are drawn with ``seed``, those of the runs with another one."""
 
-    steps: int = 400
+    steps: int = 320
     batch: int = 48
     learning_rate: float = 3e-3
     problems: int = 4000

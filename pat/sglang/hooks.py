@@ -19,7 +19,7 @@ def keep_config(_original, model_config, *_arguments, **_options):
 
 def uncompiled(original, *arguments, **options):
     """Around a compiled function: on the CPU, compiling it takes every rank of every seat seconds at start."""
-    return original._torchdynamo_orig_callable(*arguments, **options)
+    return getattr(original, "_torchdynamo_orig_callable", original)(*arguments, **options)
 
 
 def register() -> None:

@@ -5,7 +5,6 @@ equal to the last bits; the tolerance is that of one rounding in float32.
 """
 
 import json
-import os
 
 import numpy as np
 import pandas as pd
@@ -20,7 +19,6 @@ from pat.verl.settings import PatSettings
 pytestmark = [
     pytest.mark.engine,
     pytest.mark.timeout(600),
-    pytest.mark.skipif(not os.environ.get("PAT_SLOW_TESTS"), reason="slow: set PAT_SLOW_TESTS=1 to run it"),
 ]
 STEPS, PROMPTS, SAMPLES = 2, 4, 4
 ROUNDING = 1e-6

@@ -22,7 +22,6 @@ from tests.sglang_live.conftest import ENVIRONMENT, hf_greedy, hf_model
 
 pytestmark = [
     pytest.mark.engine,
-    pytest.mark.skipif(not os.environ.get("PAT_SLOW_TESTS"), reason="slow: set PAT_SLOW_TESTS=1 to run it"),
 ]
 LOW, HIGH = Layout(1, 2), Layout(2, 1)
 PROMPTS = [[5 + (7 * i + 3 * j) % 200 for j in range(6 + 3 * i)] for i in range(6)]
