@@ -21,8 +21,10 @@ from bench.provenance import provenance
 from bench.tiny_models import TinyModel, write_checkpoint, write_tokenizer
 from bench.workloads.builtin import addition_problems
 
-FORMAT = 1
+FORMAT = 2
 CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
+TURN_END = "<|im_end|>"
+"""VeRL refuses a Qwen tokenizer without it."""
 SMALL = {"hidden": 128, "layers": 2, "heads": 4, "kv_heads": 2, "intermediate": 352, "vocab": 272, "max_position": 1024}
 WARM_MODELS = {"warm-llama": TinyModel("llama", **SMALL), "warm-qwen3": TinyModel("qwen3", **SMALL)}
 
@@ -31,7 +33,7 @@ WARM_MODELS = {"warm-llama": TinyModel("llama", **SMALL), "warm-qwen3": TinyMode
 class Training:
     """Supervised training on worked sums; ``problems`` are drawn with ``seed``, those of the runs with another one."""
 
-    steps: int = 320
+    steps: int = 240
     batch: int = 48
     learning_rate: float = 3e-3
     problems: int = 4000
@@ -71,6 +73,7 @@ def train(directory: Path, training: Training, progress) -> None:
     begin_s = time.monotonic()
     tokenizer = AutoTokenizer.from_pretrained(directory)
     tokenizer.chat_template = CHAT_TEMPLATE
+    tokenizer.add_special_tokens({"additional_special_tokens": [TURN_END]})
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     examples = encoded(tokenizer, training)
     draw, losses, threads = Random(training.seed), [], torch.get_num_threads()

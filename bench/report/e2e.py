@@ -246,6 +246,12 @@ def sentences(one: Launches) -> list[str]:
                 f"{name}: {arm} takes {reduction(one, arm, one.best_static, 'step')} less time an iteration than the "
                 f"best static layout ({one.best_static}), {reduction(one, arm, one.best_static, 'gen')} in generation."
             )
+        if (same := stayed_as(one, arm)) is not None:
+            found.append(
+                f"{name}: {arm} stayed in the layout of {same} from the first step to the last, so that the difference "
+                f"of {reduction(one, arm, same, 'gen')} in generation between the two is that of two launches alone: "
+                "differences no larger prove nothing."
+            )
     rewards = series(one.arms[next(iter(one.arms))], "critic/rewards/mean")[1]
     if third := len(rewards) // 3:
         found.append(
@@ -253,6 +259,16 @@ def sentences(one: Launches) -> list[str]:
             f"{np.mean(rewards[-third:]):.3f} in the last {third}."
         )
     return found
+
+
+def stayed_as(one: Launches, arm: str) -> str | None:
+    """The static arm in whose layout an adaptive arm was throughout; None where there is none."""
+    rollouts = [it.rollout for it in one.arms[arm] if it.rollout]
+    places = {str(r[end]) for r in rollouts for end in ("start", "end")}
+    if len(places) != 1 or any(r["switches"] for r in rollouts):
+        return None
+    static = f"static-{places.pop()}"
+    return static if static in one.statics else None
 
 
 def predicted(out: Path) -> list[str]:

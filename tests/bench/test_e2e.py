@@ -170,6 +170,10 @@ def test_report_gives_paired_reductions_and_exactness(tmp_path):
     assert cells[5].startswith("+62.1%")
     assert cells[6].startswith("+35.4%")
     assert "-25%" in text  # 1.5 s expected, 2 s taken
+    assert "stayed in the layout" not in text
+    still = {"start": "TP1xDP2", "end": "TP1xDP2", "switches": []}
+    store.append([one.model_copy(update={"rollout": one.rollout | still}) for one in found])
+    assert "pat stayed in the layout of static-TP1xDP2" in render_e2e(tmp_path).read_text()
 
 
 def test_a_launch_whose_rollout_and_trainer_disagree_is_named():
