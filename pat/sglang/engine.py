@@ -41,6 +41,7 @@ from pat.sglang.order import Fault, Order, Route
 from pat.sglang.record import SwitchRecord
 from pat.sglang.reports import Answer, Failure, Hello, Mailbox, Steps
 from pat.sglang.settings import VARIABLE, Settings
+from pat.sglang.whole_update import VARIABLE as WHOLE_UPDATE
 
 START_S = 30.0
 DEFAULTS = {"load_balance_method": "round_robin", "sleep_on_idle": True}
@@ -118,8 +119,8 @@ class AdaptiveEngine(Engine):
     def _launch(self, model_path: str, arguments: dict[str, Any]) -> None:
         """SGLang's start. From its end on, a failed process raises an error here instead of killing this process."""
         switches = len(self.settings.layouts) > 1
-        if switches:
-            os.environ[VARIABLE] = self.settings.to_json()
+        part, value = (VARIABLE, self.settings.to_json()) if switches else (WHOLE_UPDATE, "1")
+        os.environ[part] = value
         logging.getLogger("sglang.srt.entrypoints.engine").addFilter(not_of_sigquit)
         try:
             super().__init__(
@@ -129,7 +130,7 @@ class AdaptiveEngine(Engine):
                 **DEFAULTS | {"custom_sigquit_handler": fail_start} | arguments,
             )
         finally:
-            os.environ.pop(VARIABLE, None)
+            os.environ.pop(part, None)
         manager = self.tokenizer_manager
         manager._subprocess_watchdog.stop()
         manager.signal_handler_class = lambda manager: QuitHandler(manager, self.guard)
