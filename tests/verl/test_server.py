@@ -51,6 +51,7 @@ def started(tmp_path_factory):
     }
     names = {"name": "pat", "dtype": "float32", "free_cache_engine": False, "response_length": 64, "max_num_seqs": 16}
     config = RolloutConfig(**names, tensor_model_parallel_size=2, full_determinism=True, custom={"pat": pat})
+    before = dict(os.environ)  # the server adds to it, for its processes
     with pytest.MonkeyPatch.context() as patch:
         for name, value in ENVIRONMENT.items():
             patch.setenv(name, value)
@@ -62,6 +63,8 @@ def started(tmp_path_factory):
             yield server, loop, directory / "records", hf_model(path)
         finally:
             server.engine.shutdown()
+            for name in os.environ.keys() - before.keys():
+                del os.environ[name]
 
 
 def run(loop, work):
