@@ -83,7 +83,9 @@ class Controller:
             raise self.error
 
     def take(self, report: Steps) -> None:
-        """A replica's report, in the thread that receives it."""
+        """A replica's report, in the thread that receives it; the last of an earlier rollout may come after its answers."""
+        if report.sent_s < self._begin_s:
+            return
         now_s, before = time.monotonic(), self._latest.get(report.replica)
         self._finished += report.finished
         if before is not None and (seen := timed(before, report, now_s - self._came_s[report.replica])):

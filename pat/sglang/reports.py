@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import tempfile
 import threading
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,8 @@ class Steps:
 
     ``epoch``: number of the last switch before it, 0 before any. Tokens as lists of one number a sequence:
     ``generated`` and ``context`` (prompt and response) of the running ones, ``finished`` the response lengths of those
-    that ended. ``waiting``: requests that have not begun or were retracted.
+    that ended. ``waiting``: requests that have not begun or were retracted. ``sent_s``: time.monotonic when it was made,
+    the same clock in all processes of a host.
     """
 
     replica: int
@@ -55,6 +57,7 @@ class Steps:
     context: list[int]
     finished: list[int]
     waiting: int
+    sent_s: float = field(default_factory=time.monotonic)
 
 
 class Reporter:

@@ -59,6 +59,17 @@ def test_waits_for_all_replicas_then_switches():
     assert all(d.decide_s < 0.1 for d in controller.decisions)
 
 
+def test_late_news_of_an_earlier_rollout_is_not_of_this_one():
+    engine, controller = controlled(SwitchBelow(0, LOW, HIGH))
+    late = report(0, 0, [], finished=[76])
+    engine.in_flight = 1
+    controller.begin(np.array([10]))
+    controller.take(late)
+    controller.take(report(0, 0, [5]))
+    assert controller.state().finished_tokens.tolist() == []
+    controller.end()
+
+
 def test_begins_in_the_layout_of_the_policy():
     engine, controller = controlled(SwitchBelow(0, LOW, HIGH, first=HIGH))
     controller.begin(np.array([10]))
