@@ -83,7 +83,10 @@ class Controller:
             raise self.error
 
     def take(self, report: Steps) -> None:
-        """A replica's report, in the thread that receives it; the last of an earlier rollout may come after its answers."""
+        """A replica's report, in the thread that receives it.
+
+        The last one of an earlier rollout may come after its answers: it is left out.
+        """
         if report.sent_s < self._begin_s:
             return
         now_s, before = time.monotonic(), self._latest.get(report.replica)
