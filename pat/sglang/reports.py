@@ -46,7 +46,7 @@ class Steps:
 
     ``epoch``: number of the last switch before it, 0 before any. Tokens as lists of one number a sequence:
     ``generated`` and ``context`` (prompt and response) of the running ones, ``finished`` the response lengths of those
-    that ended. ``waiting``: requests that have not begun or were retracted. ``sent_s``: time.monotonic when it was made,
+    that ended. ``waiting``: requests that have not begun or were retracted. ``sent_s``: time.monotonic when made,
     the same clock in all processes of a host.
     """
 
