@@ -72,6 +72,7 @@ def engine_environment(
         "TORCHDYNAMO_DISABLE": "1",  # compiling SGLang's few small functions takes 3.5 s a start; steps are as fast
         "PAT_SHM_ALLREDUCE": "1" if shm_allreduce else "",
         "PAT_PIN": "1" if pin else "",
+        "PAT_CALM": "1",
     }
 
 

@@ -11,6 +11,7 @@ MODULES = {
     "PAT_SHM_ALLREDUCE": "pat.sglang.shm_allreduce",
     "PAT_PIN": "pat.sglang.pin",
     "PAT_SEEDED": "pat.sglang.seeded",
+    "PAT_CALM": "pat.sglang.calm",
     "PAT_WHOLE_UPDATE": "pat.sglang.whole_update",
 }
 """Environment variable that turns a part on -> the module whose ``register()`` hooks it in."""
