@@ -16,7 +16,7 @@ from pat.layout import Layout
 
 OF = ("model files", "device", "sglang", "torch", "cpu", "cores", "gpus")
 """What must be the same where a profile is used as where it was measured."""
-PLAN = 2
+PLAN = 3
 """Part of the cache's key: raise it when a profile would be measured in another way."""
 log = logging.getLogger(__name__)
 

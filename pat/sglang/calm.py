@@ -1,7 +1,7 @@
 """A data-parallel controller that waits for messages instead of spinning, in engines that never switch.
 
 On by ``PAT_CALM``. SGLang's own looks for messages without a pause: on a machine with few cores it takes one from the
-replicas. An engine that switches has :mod:`pat.sglang.router` in its place, which waits, too: arms shall differ in their
+replicas. An engine that switches has :mod:`pat.sglang.router` in its place, which waits, too: arms differ in their
 layouts alone.
 """
 
