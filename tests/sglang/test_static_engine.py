@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from dataclasses import replace
 from functools import cache
 
@@ -86,6 +87,18 @@ def test_step_log_follows_from_the_trace(running) -> None:
         assert extend.batch.sum() == len(prompts)
         assert extend.new_tokens.sum() == prompts.sum()
         assert mine.step.tolist() == list(range(len(mine)))
+
+
+@pytest.mark.engine
+def test_an_idle_engine_leaves_the_cores_to_others(running) -> None:
+    _, engine, _ = running
+
+    def cpu_s() -> float:
+        return sum(sum(process.cpu_times()[:2]) for process in engine.processes)
+
+    before_s, idle_s = cpu_s(), 2.0
+    time.sleep(idle_s)
+    assert cpu_s() - before_s < 0.5 * idle_s  # SGLang's own data-parallel controller alone spins through all of it
 
 
 @pytest.mark.engine
