@@ -17,7 +17,7 @@ from bench.e2e.data import write_data, write_trace
 from bench.e2e.experiment import E2eExperiment, load_e2e
 from bench.e2e.iterations import Iteration, IterationStore, parse
 from bench.e2e.launch import command, launch
-from bench.e2e.warm_model import WARM_MODELS, warm_model, warm_models
+from bench.e2e.warm_model import WARM_MODELS, train_missing, warm_model
 from bench.errors import UserError
 from bench.gen import console, progress_bar
 from bench.gen_measured import HUB_NAMES
@@ -68,7 +68,7 @@ def run(options: Options) -> None:
     tracker = make_tracker(options.tracker, options.out)
     if warm := sorted({e.model for e in experiments if e.model in WARM_MODELS} if options.model is None else ()):
         console.print(f"{', '.join(warm)}: trained for about a minute where not in the cache")
-        warm_models(warm)
+        train_missing(warm)
     failed = []
     try:
         with progress_bar() as progress:

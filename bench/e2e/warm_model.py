@@ -57,12 +57,10 @@ def warm_model(name: str, training: Training | None = None, progress=lambda step
     return directory_whole(target, fill)
 
 
-def warm_models(names: Sequence[str]) -> dict[str, Path]:
-    """:func:`warm_model` of each name, trained side by side: each takes one core."""
-    if len(names) == 1:
-        return {name: warm_model(name) for name in names}
+def train_missing(names: Sequence[str]) -> None:
+    """Fill the cache with the :func:`warm_model` of each name, side by side: each takes one core."""
     with ProcessPoolExecutor(len(names), multiprocessing.get_context("spawn")) as pool:
-        return dict(zip(names, pool.map(warm_model, names), strict=True))
+        list(pool.map(warm_model, names))
 
 
 def train(directory: Path, training: Training, progress) -> None:

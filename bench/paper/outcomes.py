@@ -28,13 +28,13 @@ def mark_of() -> str:
 
 def read(path: Path) -> list[Outcome]:
     """The outcomes of this code in a file; lines that are spoilt or of other code are left out."""
-    out = []
+    out, mark = [], mark_of()
     for line in path.read_text().splitlines() if path.is_file() else []:
         try:
             outcome = Outcome(**json.loads(line))
         except (ValueError, TypeError):
             continue
-        if outcome.mark == mark_of():
+        if outcome.mark == mark:
             out.append(outcome)
     return out
 

@@ -9,6 +9,7 @@ from pat.sglang.seats import Seats
 from pat.sglang.settings import Settings
 from pat.sglang.step_reports import StepReports
 from pat.sglang.switch import Switcher
+from pat.sglang.whole_update import UPDATES
 
 
 def keep_config(_original, model_config, *_arguments, **_options):
@@ -46,9 +47,8 @@ def register() -> None:
     hook("model_loader.loader.DummyModelLoader.load_model", seats.load_model)
     hook("mem_cache.memory_pool.MHATokenToKVPool._create_buffers_normal", seats.create_buffers)
     hook("mem_cache.kv_cache_configurator.KVCacheConfigurator._profile_available_bytes", seats.available_bytes)
-    updater = "managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
-    for source in ("disk", "tensor", "distributed"):
-        hook(f"{updater}.update_weights_from_{source}", seats.update_weights)
+    for update in UPDATES:
+        HookRegistry.register(update, seats.update_weights, HookType.AROUND)
     hook("managers.data_parallel_controller.DataParallelController.event_loop", router.event_loop)
     hook("managers.tp_worker.broadcast_pyobj", seats.broadcast_seed)
     hook("model_executor.model_runner.adjust_config_with_unaligned_cpu_tp", keep_config)

@@ -21,6 +21,7 @@ from pat.sglang.reports import Hello, Reporter
 from pat.sglang.settings import Settings
 from pat.sglang.staging import SharedStaging
 from pat.sglang.weights import SeatWeights, copied_share, of_first, share, unallocated
+from pat.sglang.whole_update import answer_of_all
 from pat.sglang.world import World
 
 
@@ -210,11 +211,13 @@ class Seats:
         SGLang's own would be the leader's, while others still read.
         """
         output = original(updater, request) if self.one is not None else self._update_first(original, request)
-        told = self.world.gather((output.success, output.message))
-        failure = next((message for success, message in told if not success), None)
-        if failure is not None:
-            output.success, output.message = False, failure
-        elif self.active is not self.first and request.flush_cache and not self.active.scheduler.flush_cache(False):
+        answer_of_all(output, self.world.gather((output.success, output.message)))
+        if (
+            output.success
+            and self.active is not self.first
+            and request.flush_cache
+            and not self.active.scheduler.flush_cache(False)
+        ):
             output.success, output.message = False, "weights were updated, but requests of the old ones are running"
         return output
 
