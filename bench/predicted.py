@@ -170,16 +170,19 @@ def run_cell(cell: Cell, trace: LengthTrace | None = None) -> list[tuple[Rollout
 
 def searched(system: System, layouts: tuple[Layout, ...], rollouts: list[Rollout], lengths: tuple) -> Rollout:
     """The rollout of the best schedule found from those of ``rollouts``."""
-    found: dict[Schedule, Rollout] = {}
-    simulated = Scheduled(system, *lengths)
+    best, simulated = min(rollouts, key=lambda rollout: rollout.rollout_s), Scheduled(system, *lengths)
 
     def seconds(schedule: Schedule) -> float:
-        found[schedule] = simulated(schedule)
-        return found[schedule].rollout_s
+        nonlocal best
+        rollout = simulated(schedule, limit_s=best.rollout_s)
+        if rollout is None:
+            return np.inf
+        best = min(best, rollout, key=lambda rollout: rollout.rollout_s)
+        return rollout.rollout_s
 
     quickest = sorted(rollouts, key=lambda rollout: rollout.rollout_s)[:SEARCH_STARTS]
-    best = found[search(seconds, [r.schedule for r in quickest], layouts, SEARCH_TRIALS)]
-    return min([best, *rollouts], key=lambda rollout: rollout.rollout_s)
+    search(seconds, [r.schedule for r in quickest], layouts, SEARCH_TRIALS)
+    return best
 
 
 def summarise(

@@ -13,7 +13,7 @@ from pat.lengths import LengthModel
 from pat.planner import Outlook, Planner, outlook
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class RolloutState:
     """What a policy may know of a running rollout: nothing of how long any response will be.
 
@@ -38,6 +38,16 @@ class RolloutState:
     waiting_ids: np.ndarray | None = None
     finished_ids: np.ndarray | None = None
     observed: tuple[Observed, ...] = ()
+
+    @property
+    def running(self) -> int:
+        """Sequences that are running: n."""
+        return len(self.generated_tokens)
+
+    @property
+    def context_sum(self) -> float:
+        """Context tokens of all that run."""
+        return float(self.context_tokens.sum())
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +132,10 @@ class LengthForesight:
         return self.lengths.sample(sequences)
 
 
+REHEARSED_INTERVALS = 4
+"""A rehearsal asks the policy this many times less often: it compares ways that differ by more."""
+
+
 class Rehearsal(Protocol):
     """Seconds that a rollout of these prompts [n] and responses [n] takes under a policy, by a model of the engine."""
 
@@ -176,25 +190,35 @@ class AdaptivePolicy:
             return self.start
         ahead, total = self.foresight.at_start(prompt_tokens), float(np.sum(prompt_tokens))
         best = self.planner.first_layouts(ahead, total, self.max_hops, self.interval_steps, self.early_share)
-        hard = self.planner.may_queue(ahead) or self.planner.ends_together(ahead)
-        if self.rehearsal is not None and hard:
-            return self._rehearsed(best, prompt_tokens)
+        queues = self.planner.may_queue(ahead)
+        if self.rehearsal is not None and (queues or self.planner.ends_together(ahead)):
+            return self._rehearsed(best, prompt_tokens, queues)
         return best[0]
 
-    def _rehearsed(self, best: list[Layout], prompt_tokens: np.ndarray) -> Layout:
-        """Of staying in a layout, holding while sequences wait, and switching freely, what takes least on a sample."""
+    def _rehearsed(self, best: list[Layout], prompt_tokens: np.ndarray, queues: bool) -> Layout:
+        """Of staying in a layout, holding while sequences wait, and switching freely, what takes least on a sample.
+        Where nothing ``queues``, holding is no different."""
         response = self.foresight.sample(len(prompt_tokens))
         static_s = {a: self.rehearsal(StaticPolicy(a), prompt_tokens, response) for a in best}
         steady = min(static_s, key=static_s.get)
 
         def tried_s(start: Layout, hold: bool) -> float:
             # a rehearsal learns nothing for the rollout itself
-            trial = replace(self, start=start, hold=hold, rehearsal=None, correction=None, memory=Memory())
+            trial = replace(
+                self,
+                start=start,
+                hold=hold,
+                interval_steps=REHEARSED_INTERVALS * self.interval_steps,
+                rehearsal=None,
+                correction=None,
+                memory=Memory(),
+            )
             return self.rehearsal(trial, prompt_tokens, response)
 
         # The more a way switches, the more it must save: a sample is not the rollout.
         ways = [(tried_s(steady, True), steady, True)]
-        ways += [(tried_s(a, False), a, False) for a in dict.fromkeys((steady, best[0]))]
+        free = dict.fromkeys((steady, best[0]) if queues else () if best[0] == steady else (best[0],))
+        ways += [(tried_s(a, False), a, False) for a in free]
         keen = min(ways, key=lambda way: way[0])
         chosen = keen if keen[0] < (1.0 - self.early_share) * ways[0][0] else ways[0]
         self.memory.hold = chosen[2]
@@ -207,7 +231,7 @@ class AdaptivePolicy:
         hops = self.max_hops - state.switches
         if hops <= 0:
             return Keep("no switch left")
-        if len(state.generated_tokens) == 0:
+        if state.running == 0:
             return Keep("nothing is running")
         if memory.hold and state.waiting:
             return Keep("held while sequences wait")
@@ -235,7 +259,6 @@ class AdaptivePolicy:
 
     def _another_is_faster(self, state: RolloutState, planner: Planner) -> bool:
         """Whether a step of the present batch would be shorter elsewhere: the cheap test before any planning."""
-        running, step_s = len(state.context_tokens), planner.step_s
-        alive, context = running + state.waiting, float(state.context_tokens.sum()) / running
+        step_s, alive, context = planner.step_s, state.running + state.waiting, state.context_sum / state.running
         here_s = step_s(state.layout, alive, context)
         return any(step_s(a, alive, context) < here_s for a in reversed(planner.layouts) if a != state.layout)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+from bisect import bisect_right
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 import numpy as np
@@ -66,6 +67,21 @@ class TpGrid:
         time_s = interpolate(self.prefill_tokens, self.prefill_s[:, None], np.atleast_1d(tokens))[:, 0]
         return np.where(tokens > 0, np.maximum(time_s, 0.0).reshape(tokens.shape), 0.0)
 
+    @cached_property
+    def _prefill_points(self) -> tuple[list[float], list[float]]:
+        return self.prefill_tokens.tolist(), self.prefill_s.tolist()
+
+    def one_prefill_time_s(self, tokens: int) -> float:
+        """:meth:`prefill_time_s` of one number of tokens, without numpy's overhead."""
+        if tokens <= 0:
+            return 0.0
+        knots, values = self._prefill_points
+        if len(knots) == 1:
+            return max(values[0], 0.0)
+        low = min(max(bisect_right(knots, tokens) - 1, 0), len(knots) - 2)
+        weight = max((tokens - knots[low]) / (knots[low + 1] - knots[low]), 0.0)
+        return max(values[low] * (1 - weight) + values[low + 1] * weight, 0.0)
+
 
 def interpolate(knots: np.ndarray, values: np.ndarray, at: np.ndarray) -> np.ndarray:
     """Rows of ``values`` [K, C] at ``at`` [N], linear between knots, first row below, last slope beyond: [N, C]."""
@@ -113,6 +129,10 @@ class StepProfile:
         """(low, high) that hold nine of ten measured points, by the profile's hold-out errors."""
         step_s, half = self.decode_s(tp, batch, context_tokens), self.grids[tp].half_interval
         return step_s * (1.0 - half), step_s * (1.0 + half)
+
+    def one_prefill_s(self, tp: int, tokens: int) -> float:
+        """:meth:`prefill_s` of one number of tokens, without numpy's overhead."""
+        return self.grids[tp].one_prefill_time_s(tokens)
 
     def prefill_s(self, tp: int, tokens: np.ndarray | float) -> np.ndarray:
         """Seconds to prefill ``tokens`` in one step."""

@@ -13,10 +13,11 @@ from bench.workloads.lengths import parse as parse_lengths
 from pat.layout import Layout, layouts
 
 FOLDER = Path(__file__).parent.parent / "experiments" / "e2e"
-ARMS = ("static", "verl-default", "pat", "pat-forced")
+ARMS = ("static", "verl-default", "pat", "pat-forced", "pat-still")
 """``static``: every static layout, VeRL's default among them; ``verl-default``: that one alone. ``pat``: the planner.
 ``pat-forced``: begins in the lowest TP and goes to the highest when fewer than ``forced_alive`` sequences are left,
-whether that pays or not."""
+whether that pays or not. ``pat-still``: the planner in VeRL's default layout, which it is never let out of: what PAT
+costs where it does nothing."""
 
 Count = Annotated[int, Field(ge=1)]
 
@@ -24,7 +25,8 @@ Count = Annotated[int, Field(ge=1)]
 class E2eExperiment(Strict):
     """``iterations`` of a launch include the first, discarded as warm-up. ``cell``: the predicted experiment of
     bench/experiments whose lengths and cluster this one has. ``lengths``: forced ones; None: responses end by
-    themselves. ``problems``: distinct prompts, which come back; None: no prompt comes twice."""
+    themselves. ``problems``: distinct prompts, which come back; None: no prompt comes twice. ``seeds``: for each a
+    launch of every arm, their order turned with every seed."""
 
     name: Annotated[str, Field(pattern=r"^[\w.-]+$")]
     model: str
@@ -41,7 +43,7 @@ class E2eExperiment(Strict):
     kl_coef: Annotated[float, Field(ge=0)] = 0.001
     micro_batch: Count = 8
     lengths: str | None = None
-    seed: Annotated[int, Field(ge=0)] = 0
+    seeds: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] = (0,)
     tps: Annotated[tuple[int, ...], Field(min_length=1)]
     verl_default_tp: int = 2
     forced_alive: Count = 8

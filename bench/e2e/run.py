@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ from bench.errors import UserError
 from bench.gen import console, progress_bar
 from bench.gen_measured import HUB_NAMES
 from bench.gpus import local_devices, serves
-from bench.measured import step_rows
+from bench.measured import interleaved, step_rows
 from bench.provenance import load_average, provenance
 from bench.records import fingerprint_of
 from bench.tracking import make_tracker, step_metrics
@@ -35,6 +36,8 @@ DEFAULT = ("cpu-llama-e2e", "cpu-qwen3-e2e")
 CPU_LIMIT_S = 900.0
 AGREE = 1e-4
 """Most that probabilities of rollout and trainer may differ in float32; 1e-5 is usual."""
+NO_GAIN = 1e9
+"""A margin, in multiples of a switch's cost, that no switch saves."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,7 @@ def adjusted(experiment: E2eExperiment, options: Options) -> E2eExperiment:
     unknown = [arm for arm in options.arms if arm not in experiment.arm_names]
     if unknown:
         raise UserError(f"--arm {unknown[0]}: {experiment.name} has {', '.join(experiment.arm_names)}")
-    changes = {"iterations": options.iterations, "seed": options.seed}
+    changes = {"iterations": options.iterations, "seeds": None if options.seed is None else (options.seed,)}
     found = experiment.model_copy(update={name: value for name, value in changes.items() if value is not None})
     if found.iterations < 2:
         raise UserError("--iterations: the first is discarded as warm-up; give at least 2")
@@ -108,47 +111,47 @@ def check_machine(experiment: E2eExperiment, ray_address: str | None) -> None:
 
 
 def run_experiment(experiment: E2eExperiment, options: Options, tracker, progress) -> list[str]:
-    """Every arm that has no kept records; returns what failed."""
+    """Every launch (seed and arm) that has no kept records; returns what failed."""
     store = IterationStore(options.out, experiment.name)
     work = store.steps_folder.resolve()
-    arms = options.arms or experiment.arm_names
+    todo = interleaved(experiment.seeds, options.arms or experiment.arm_names)
     same = (experiment.model_dump_json(), options.dataset, options.model, harness_hash())
-    marks = {arm: fingerprint_of(*same, arm) for arm in arms}
-    kept = {} if options.fresh else store.read()
-    whole = {arm for arm in arms if sum(r.fingerprint == marks[arm] for r in kept.values()) == experiment.iterations}
+    marks = {one: fingerprint_of(*same, *one) for one in todo}
+    kept = Counter() if options.fresh else Counter(record.fingerprint for record in store.read().values())
+    whole = [one for one in todo if kept[marks[one]] == experiment.iterations]
     made = {"experiment": experiment.model_dump(mode="json"), "fingerprints": list(marks.values())}
     store.write_made(made | {"provenance": provenance()})
-    task = progress.add_task(experiment.name, total=experiment.iterations * len(arms))
+    task = progress.add_task(experiment.name, total=experiment.iterations * len(todo))
     progress.advance(task, experiment.iterations * len(whole))
-    todo = [arm for arm in arms if arm not in whole]
+    todo = [one for one in todo if one not in whole]
     if not todo:
         return []
     model_path = model_of(experiment, options.model)
-    data = write_data(experiment, options.dataset, work / "train.parquet")
-    trace = write_trace(experiment, work / "trace.json")
     tracker.start(f"{experiment.name}", experiment.model_dump(mode="json"))
     failed = []
-    for arm in todo:
-        folder, done, taken = work / arm, [0], None
+    for seed, arm in todo:
+        folder, done, taken = work / arm / f"seed-{seed}", [0], None
+        data = write_data(experiment, seed, options.dataset, work / f"train-{seed}.parquet")
+        trace = write_trace(experiment, seed, work / f"trace-{seed}.json")
 
         def advanced(count: int, done=done) -> None:
             progress.advance(task, count - done[0])
             done[0] = count
 
         try:
-            grpo = grpo_run(experiment, arm, model_path, data, trace, folder, options)
+            grpo = grpo_run(experiment, arm, seed, model_path, data, trace, folder, options)
             shutil.rmtree(folder / "records", ignore_errors=True)
             taken = launch(grpo, folder, CPU_LIMIT_S if experiment.device == "cpu" else float("inf"), advanced)
         except (UserError, EngineError) as error:
-            failed.append(f"{experiment.name}, {arm}: {error}")
+            failed.append(f"{experiment.name}, {arm}, seed {seed}: {error}")
         finally:  # Ctrl-C included: what was measured is kept
             seen = {"load_average": load_average(), "memory_bytes": taken}
-            found = parse(folder, experiment.name, arm, experiment.seed, marks[arm])
+            found = parse(folder, experiment.name, arm, seed, marks[seed, arm])
             if astray := disagreement(found) if experiment.device == "cpu" else None:
-                failed.append(f"{experiment.name}, {arm}: {astray}")
+                failed.append(f"{experiment.name}, {arm}, seed {seed}: {astray}")
                 found = [record.model_copy(update={"fingerprint": ""}) for record in found]
             store.append([record.model_copy(update=seen) for record in found])
-        log_launch(tracker, f"{arm}/{experiment.seed}", found, folder)
+        log_launch(tracker, f"{arm}/{seed}", found, folder)
     store.tidy()
     tracker.finish()
     return failed
@@ -209,14 +212,25 @@ def settings_of(experiment: E2eExperiment, arm: str, folder: Path, trace: Path |
     if arm == "pat-forced":
         forced = ((experiment.forced_alive, high),)
         return PatSettings(layouts=every, start=low, policy="thresholds", thresholds=forced, **common)
+    if arm == "pat-still":
+        start = experiment.verl_default.removeprefix("static-")
+        return PatSettings(layouts=every, start=start, policy="adaptive", margin=NO_GAIN, **files, **common)
     return PatSettings(layouts=every, policy="adaptive", **files, **common)
 
 
 def grpo_run(
-    experiment: E2eExperiment, arm: str, model_path: str, data: Path, trace: Path | None, folder: Path, options: Options
+    experiment: E2eExperiment,
+    arm: str,
+    seed: int,
+    model_path: str,
+    data: Path,
+    trace: Path | None,
+    folder: Path,
+    options: Options,
 ) -> GrpoRun:
-    """What VeRL is launched with for an arm."""
-    files = adaptive_files(experiment, model_path, folder, options.dry_run) if arm == "pat" else {}
+    """What VeRL is launched with for an arm and seed."""
+    planned = arm in ("pat", "pat-still")
+    files = adaptive_files(experiment, model_path, folder, options.dry_run) if planned else {}
     return GrpoRun(
         model_path=model_path,
         train_files=(str(data),),
@@ -232,7 +246,7 @@ def grpo_run(
         learning_rate=experiment.learning_rate,
         micro_batch=experiment.micro_batch,
         kl_coef=experiment.kl_coef,
-        seed=experiment.seed,
+        seed=seed,
         device=experiment.device,
         ray_address=options.ray_address,
         checkpoint_directory=str(folder / "checkpoints"),
@@ -241,14 +255,17 @@ def grpo_run(
 
 
 def describe(experiment: E2eExperiment, options: Options) -> str:
-    """Markdown: the command and environment of each arm."""
+    """Markdown: the command and environment of each arm, with the first seed."""
     work = IterationStore(options.out, experiment.name).steps_folder
     model = options.model or HUB_NAMES.get(experiment.model, experiment.model)
-    parts = [f"# {experiment.name}: {experiment.iterations} iterations an arm, the first discarded"]
+    seed = experiment.seeds[0]
+    others = f"; seeds {', '.join(map(str, experiment.seeds))}, shown: {seed}" if len(experiment.seeds) > 1 else ""
+    parts = [f"# {experiment.name}: {experiment.iterations} iterations a launch, the first discarded{others}"]
     for arm in options.arms or experiment.arm_names:
-        trace = work / "trace.json" if experiment.lengths else None
-        grpo = grpo_run(experiment, arm, model, work / "train.parquet", trace, work / arm, options)
-        variables = " ".join(f"{k}='{v}'" for k, v in environment(grpo, work / arm / "metrics.jsonl").items())
+        trace = work / f"trace-{seed}.json" if experiment.lengths else None
+        data, folder = work / f"train-{seed}.parquet", work / arm / f"seed-{seed}"
+        grpo = grpo_run(experiment, arm, seed, model, data, trace, folder, options)
+        variables = " ".join(f"{k}='{v}'" for k, v in environment(grpo, folder / "metrics.jsonl").items())
         lines = " \\\n  ".join(
             ["python -m verl.trainer.main_ppo", *(f'"{override}"' for override in command(grpo)[3:])]
         )

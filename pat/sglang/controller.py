@@ -54,6 +54,7 @@ class Controller:
         self._observed: dict[int, Observed] = {}
         self._finished: list[int] = []
         self._begin_s = 0.0
+        self._reports_s: dict[int, float] = {}
         self._switches = 0
         self._news, self._over = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
@@ -62,6 +63,7 @@ class Controller:
         """A rollout begins: go to the layout that the policy wants to begin in. Nothing must be running."""
         self.decisions, self.error = [], None
         self._latest, self._came_s, self._observed, self._finished, self._switches = {}, {}, {}, [], 0
+        self._reports_s = {}
         first = self.policy.first_layout(np.asarray(prompt_tokens))
         if first != self.layout():
             self.switch(first)
@@ -82,6 +84,11 @@ class Controller:
         if self.error is not None:
             raise self.error
 
+    @property
+    def reports_s(self) -> float:
+        """Seconds of this rollout that the replica which spent most has spent on reports."""
+        return max(self._reports_s.values(), default=0.0)
+
     def take(self, report: Steps) -> None:
         """A replica's report, in the thread that receives it.
 
@@ -91,6 +98,7 @@ class Controller:
             return
         now_s, before = time.monotonic(), self._latest.get(report.replica)
         self._finished += report.finished
+        self._reports_s[report.replica] = self._reports_s.get(report.replica, 0.0) + report.own_s
         if before is not None and (seen := timed(before, report, now_s - self._came_s[report.replica])):
             self._observed[report.replica] = seen
         self._latest[report.replica], self._came_s[report.replica] = report, now_s

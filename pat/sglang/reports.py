@@ -46,8 +46,9 @@ class Steps:
 
     ``epoch``: number of the last switch before it, 0 before any. Tokens as lists of one number a sequence:
     ``generated`` and ``context`` (prompt and response) of the running ones, ``finished`` the response lengths of those
-    that ended. ``waiting``: requests that have not begun or were retracted. ``sent_s``: time.monotonic when made,
-    the same clock in all processes of a host.
+    that ended. ``waiting``: requests that have not begun or were retracted. ``own_s``: seconds that the replica's
+    leader has spent on reports since the last one. ``sent_s``: time.monotonic when made, the same clock in all
+    processes of a host.
     """
 
     replica: int
@@ -57,6 +58,7 @@ class Steps:
     context: list[int]
     finished: list[int]
     waiting: int
+    own_s: float = 0.0
     sent_s: float = field(default_factory=time.monotonic)
 
 

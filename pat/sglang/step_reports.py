@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 
 from pat.sglang.reports import Steps
@@ -18,10 +19,15 @@ class StepReports:
         self.seats = seats
         self.steps, self.epoch, self.finished = 0, 0, []
         self.counted: OrderedDict[str, None] = OrderedDict()
-        self.silent = True
+        self.silent, self.own_s = True, 0.0
 
     def after_step(self, _result, scheduler, batch, *_arguments, **_options) -> None:
         """After Scheduler.process_batch_result."""
+        begin_s = time.perf_counter()
+        self._count(scheduler, batch)
+        self.own_s += time.perf_counter() - begin_s
+
+    def _count(self, scheduler, batch) -> None:
         seat = self.seats.active
         if seat.scheduler is not scheduler or seat.layout.tp_rank(self.seats.world.rank) != 0:
             return
@@ -44,8 +50,9 @@ class StepReports:
         generated = [len(r.output_ids) for r in alive]
         context = [len(r.origin_input_ids) + len(r.output_ids) for r in alive]
         replica = self.seats.active.layout.replica(self.seats.world.rank)
-        self.seats.reporter.send(Steps(replica, self.epoch, self.steps, generated, context, self.finished, waiting))
-        self.finished, self.silent = [], not alive
+        told = generated, context, self.finished, waiting, self.own_s
+        self.seats.reporter.send(Steps(replica, self.epoch, self.steps, *told))
+        self.finished, self.silent, self.own_s = [], not alive, 0.0
 
     def after_switch(self, number: int) -> None:
         """The first step in another layout is reported at once."""

@@ -21,6 +21,7 @@ class RolloutRecord:
     prompts         [n] a hash of each prompt's tokens, the same for its samples and in later iterations
     switches        those of the rollout itself, as :meth:`pat.sglang.record.SwitchRecord.as_row`
     decisions       each question to the policy: time_s (since the rollout's begin), layout, alive, decide_s, answer
+    reports_s       of the rollout, spent on reports of running sequences, by the replica that spent most
     expected_s      what the planner expected of the rollout as it began; None for other policies
     lengths_known   earlier responses that the length model was fitted to
     error           what failed in the policy or a switch, with the rollout going on in its layout
@@ -38,6 +39,7 @@ class RolloutRecord:
     prompts: list[str]
     switches: list[dict[str, Any]] = field(default_factory=list)
     decisions: list[dict[str, Any]] = field(default_factory=list)
+    reports_s: float = 0.0
     expected_s: float | None = None
     lengths_known: int = 0
     error: str | None = None

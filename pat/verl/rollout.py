@@ -140,6 +140,7 @@ class Rollouts:
             prompts=[prompt_hash(request.prompt) for request in requests],
             switches=[switch.as_row() for switch in self.engine.records[rollout.switches_before :]],
             decisions=[decision_row(decision) for decision in self.engine.controller.decisions],
+            reports_s=self.engine.controller.reports_s,
             expected_s=rollout.expected_s,
             lengths_known=self.choice.lengths_known,
             error=rollout.error,

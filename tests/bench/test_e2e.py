@@ -107,17 +107,18 @@ def test_a_bad_experiment_names_its_field(tmp_path, change, message):
 
 def test_data_and_forced_lengths_are_the_same_for_every_arm(tmp_path):
     experiment = load_e2e("cpu-llama-e2e").model_copy(update={"lengths": "uniform:2,9"})
-    frame = pd.read_parquet(write_data(experiment, None, tmp_path / "a.parquet"))
+    frame = pd.read_parquet(write_data(experiment, 0, None, tmp_path / "a.parquet"))
     assert len(frame) == experiment.problems == experiment.prompts
-    fresh = write_data(experiment.model_copy(update={"problems": None}), None, tmp_path / "b.parquet")
+    fresh = write_data(experiment.model_copy(update={"problems": None}), 0, None, tmp_path / "b.parquet")
     assert len(pd.read_parquet(fresh)) == experiment.prompts * experiment.iterations
     assert frame.prompt[0][0]["content"] == addition_problems(1, 0)[0]["problem"]
     assert frame.reward_model[0]["ground_truth"] == str(addition_problems(1, 0)[0]["answer"])
-    lengths = json.loads(write_trace(experiment, tmp_path / "t.json").read_text())["lengths"]
+    lengths = json.loads(write_trace(experiment, 0, tmp_path / "t.json").read_text())["lengths"]
     assert [len(row) for row in lengths] == [experiment.sequences] * experiment.iterations
     assert lengths[0] != lengths[1]
     assert min(map(min, lengths)) >= 2
     assert max(map(max, lengths)) <= 9
+    assert json.loads(write_trace(experiment, 1, tmp_path / "u.json").read_text())["lengths"] != lengths
     forced = settings_of(experiment, "pat-forced", tmp_path, tmp_path / "t.json", {})
     assert (forced.start, forced.thresholds) == ("TP1xDP2", ((48, "TP2xDP1"),))
     assert settings_of(experiment, "static-TP2xDP1", tmp_path, None, {}).layouts == ("TP2xDP1",)
@@ -167,8 +168,9 @@ def test_report_gives_paired_reductions_and_exactness(tmp_path):
     # generation: 4 -> 1 and 2 -> 1 in every iteration; iterations 2 and 3 take 10, 14 | 6, 8 | 4, 5
     assert cells[3] == "+75.0% ± 0.0"
     assert cells[4] == "+50.0% ± 0.0"
-    assert cells[5].startswith("+62.1%")
-    assert cells[6].startswith("+35.4%")
+    assert cells[5] == "–"  # these launches say nothing of training
+    assert cells[6].startswith("+62.1%")
+    assert cells[7].startswith("+35.4%")
     assert "-25%" in text  # 1.5 s expected, 2 s taken
     assert "stayed in the layout" not in text
     still = {"start": "TP1xDP2", "end": "TP1xDP2", "switches": []}

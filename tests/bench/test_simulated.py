@@ -281,13 +281,14 @@ def test_planned_policy_sees_the_state_it_is_in(monkeypatch):
 
     class Watching(Scripted):
         def decide(self, state):
-            states.append(state)
+            states.append((state.running, state.context_sum, state.whole()))
             return Keep()
 
     system, _ = make_system(constant_profile(STEP_S), AMPLE)
     response = np.array([4, 9, 16, 25])
     simulate(system, Watching(Layout(8, 1), []), np.full(4, 10), response, 32)
-    for state in states:
+    for running, context_sum, state in states:
+        assert (running, context_sum) == (state.running, state.context_sum)
         done = 1 + round(state.time_s / STEP_S[8])
         alive = response > done
         assert sorted(state.finished_tokens) == sorted(response[~alive])
@@ -295,7 +296,7 @@ def test_planned_policy_sees_the_state_it_is_in(monkeypatch):
         assert state.context_tokens.tolist() == [10 + done] * alive.sum()
         assert sorted(state.sequence_ids) == np.flatnonzero(alive).tolist()
         assert state.waiting == 0
-    assert [round(s.time_s / STEP_S[8]) for s in states][:3] == [3, 6, 9]
+    assert [round(s.time_s / STEP_S[8]) for *_, s in states][:3] == [3, 6, 9]
 
 
 # --- scale

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from bench.backends.simulated.rollout import simulate
 from bench.backends.simulated.synthetic import constant_profile, make_system, roofline_profile
+from bench.backends.simulated.view import View
 from pat.host import HostTerm
 from pat.layout import layouts
 from pat.lengths import LengthModel
@@ -53,7 +54,7 @@ class Watched:
 
     def decide(self, state):
         answer = self.policy.decide(state)
-        self.seen.append((state, answer))
+        self.seen.append((state.whole() if isinstance(state, View) else state, answer))
         return answer
 
     def switched(self, predicted_s, observed_s):

@@ -27,7 +27,7 @@ class Pretender:
 
     def __init__(self, begin_error=None, end_error=None):
         self.layout, self.records, self.events, self.policy = LOW, [], [], None
-        self.controller, self.decisions = self, []
+        self.controller, self.decisions, self.reports_s = self, [], 0.0
         self.begin_error, self.end_error = begin_error, end_error
 
     def begin(self, prompt_tokens):

@@ -41,7 +41,10 @@ class Admission:
         for the whole of it, and then holds its whole clipped cap for the rest of the pass. A pass takes what the
         prefill budget holds, at least one; where nothing runs, one always starts.
         """
-        used = (running_context - 1).sum() + self.ratio * self._left(running_generated).sum()
+        used = int(running_context.sum()) - len(running_context) + self.ratio * int(self._left(running_generated).sum())
+        first = min(self.max_response_tokens - int(generated[0]), CLIP_NEW_TOKENS) + int(context[0]) + 1
+        if len(running_context) and used + first >= self.capacity_tokens:
+            return 0, True
         holds = context + 1 + min(self.max_response_tokens, CLIP_NEW_TOKENS)
         before = np.cumsum(holds) - holds
         fits = used + before + context + 1 + self._left(generated) < self.capacity_tokens

@@ -14,6 +14,7 @@ import numpy as np
 from bench.backends.simulated.admission import CLIP_NEW_TOKENS
 from bench.backends.simulated.replica import Sequences
 from bench.backends.simulated.rollout import Rollout, SwitchEvent, System, simulate
+from bench.backends.simulated.view import View
 from pat.correction import Observed
 from pat.layout import Layout
 from pat.placement import Room, place
@@ -139,11 +140,37 @@ class Fleet:
         segment, into = done
         return self.table.step_s(self._at(self.batch, segment), self._at(self.context_tokens, segment) + into)
 
-    def observe(self, now_s: float, switches: int) -> RolloutState:
+    def observe(self, now_s: float, switches: int) -> View:
         """What a policy may see at ``now_s``."""
-        s, (segment, into) = self.sequences, self.done(now_s)
+        (segment, into), busy = self.done(now_s), self.busy(now_s)
+        batch, context = self._at(self.batch, segment), self._at(self.context_tokens, segment)
+
+        def whole() -> RolloutState:
+            return self.state(now_s, switches, segment, into, busy)
+
+        if (into >= self._at(self.steps, segment))[busy].any():  # rounding: some have just ended
+            state = whole()
+            running, tokens = state.running, state.context_sum
+        else:
+            running = int(batch[busy].sum())
+            tokens = float((np.rint(context * batch) + batch * into)[busy].sum())
+        return View(
+            time_s=now_s,
+            layout=self.layout,
+            running=running,
+            context_sum=tokens,
+            waiting=0,
+            switches=switches,
+            whole=whole,
+            steps=lambda: self.observed(segment, into, busy),
+        )
+
+    def state(
+        self, now_s: float, switches: int, segment: np.ndarray, into: np.ndarray, busy: np.ndarray
+    ) -> RolloutState:
+        """Progress of the living, lengths of the finished."""
+        s = self.sequences
         steps = self._at(self.ends, segment) - self._at(self.steps, segment) + into
-        busy = self.busy(now_s)
         alive = (self.ids >= 0) & (self.ends > steps[:, None]) & busy[:, None]
         running = self.ids[alive]
         generated = s.generated_tokens[running] + np.broadcast_to(steps[:, None], alive.shape)[alive]
@@ -160,7 +187,6 @@ class Fleet:
             sequence_ids=running,
             waiting_ids=np.empty(0, dtype=np.int64),
             finished_ids=np.flatnonzero(finished),
-            observed=self.observed(segment, into, busy),
         )
 
     def observed(self, segment: np.ndarray, into: np.ndarray, busy: np.ndarray) -> tuple[Observed, ...]:

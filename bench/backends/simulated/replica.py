@@ -133,6 +133,15 @@ class Replica:
         done = int(plan.until_steps[segment]) + into
         return plan.ids[plan.ends.searchsorted(done, side="right") :], done
 
+    def standing(self, at_s: float) -> tuple[int, int]:
+        """(sequences still running, their context tokens in all) at ``at_s``, which the schedule covers."""
+        plan, (segment, into) = self.schedule, self._where(at_s)
+        if into == plan.steps[segment]:  # rounding: some have just ended
+            ids, done = self.peek(at_s)
+            return len(ids), int(self.sequences.context_tokens(ids).sum()) + done * len(ids)
+        batch = int(plan.batch[segment])
+        return batch, round(float(plan.context_tokens[segment]) * batch) + batch * into
+
     def step_s(self, at_s: float) -> float:
         """Seconds of a decode step at ``at_s``, which the schedule covers."""
         plan, (segment, into) = self.schedule, self._where(at_s)
@@ -192,11 +201,10 @@ class Replica:
 
     def _prefill_s(self, tokens: int) -> float:
         """Chunks of the prefill budget, each with one host step."""
-        chunk = self.admission.chunk_tokens
-        chunks = np.array([chunk] * (tokens // chunk) + [tokens % chunk])
-        device_s = float(self.profile.prefill_s(self.layout.tp, chunks).sum())
-        host = self.profile.host.step_s(self.layout.tp, 1) * np.count_nonzero(chunks)
-        return float(self.profile.host.combine(host, device_s))
+        (whole, rest), tp, profile = divmod(tokens, self.admission.chunk_tokens), self.layout.tp, self.profile
+        device_s = whole * profile.one_prefill_s(tp, self.admission.chunk_tokens) + profile.one_prefill_s(tp, rest)
+        host_s = profile.host.step_s(tp, 1) * (whole + (rest > 0))
+        return float(profile.host.combine(host_s, device_s))
 
     def _make_schedule(self) -> None:
         if len(self.running) == 0:
@@ -245,6 +253,9 @@ class Replica:
         """Make the first ``segments`` segments, and ``partial_steps`` of the next, history: ``steps`` in all."""
         plan = self.schedule
         count, seconds = plan.steps[:segments], plan.seconds[:segments]
+        if segments == 1 and not partial_steps:
+            self._settle_one(steps)
+            return
         if partial_steps:
             last_s = self._table().run_s(int(plan.batch[segments]), plan.context_tokens[segments], partial_steps)
             count, seconds = np.append(count, partial_steps), np.append(seconds, last_s)
@@ -259,6 +270,19 @@ class Replica:
         self.running = plan.ids[over:]
         self.full &= over == 0
         self.clock_s += float(until_s[-1])
+        self.admission.decoded(steps)
+
+    def _settle_one(self, steps: int) -> None:
+        """:meth:`_settle` of the first segment, without arrays of one element: while sequences wait, all are such."""
+        plan, s = self.schedule, self.sequences
+        start_s = np.array([self.clock_s])
+        self.log.append(("decode", start_s, plan.steps[:1], plan.batch[:1], plan.context_tokens[:1], plan.seconds[:1]))
+        self.clock_s += float(plan.seconds[0])
+        s.generated_tokens[plan.ids] += steps
+        over = int(plan.ends.searchsorted(steps, side="right"))
+        s.finished_s[plan.ids[:over]] = self.clock_s
+        self.running = plan.ids[over:]
+        self.full &= over == 0
         self.admission.decoded(steps)
 
     def _retract(self) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from baselines.oracle import Schedule
 from bench.backends.simulated.admission import Admission
 from bench.backends.simulated.replica import NO_ONE, Replica, Sequences
+from bench.backends.simulated.view import View
 from pat.layout import Layout
 from pat.placement import Room, place
 from pat.policy import Policy, RolloutState, Switch
@@ -140,8 +141,25 @@ def next_question_s(busy: list[Replica], interval_steps: int, now_s: float) -> f
     return max(now_s, min(r.clock_s for r in busy)) + interval_steps * max(r.step_s(now_s) for r in busy)
 
 
-def observe(replicas: list[Replica], sequences: Sequences, layout: Layout, now_s: float, switches: int) -> RolloutState:
-    """What a policy may see at ``now_s``: progress of the living, lengths of the finished."""
+def observe(replicas: list[Replica], sequences: Sequences, layout: Layout, now_s: float, switches: int) -> View:
+    """What a policy may see at ``now_s``."""
+    standing = [r.standing(now_s) for r in replicas if r.busy]
+    return View(
+        time_s=now_s,
+        layout=layout,
+        running=sum(batch for batch, _ in standing),
+        context_sum=float(sum(tokens for _, tokens in standing)),
+        waiting=sum(len(r.queue) for r in replicas),
+        switches=switches,
+        whole=lambda: whole_state(replicas, sequences, layout, now_s, switches),
+        steps=lambda: tuple(r.observed(now_s) for r in replicas if r.busy),
+    )
+
+
+def whole_state(
+    replicas: list[Replica], sequences: Sequences, layout: Layout, now_s: float, switches: int
+) -> RolloutState:
+    """Progress of the living, lengths of the finished."""
     seen = [r.peek(now_s) for r in replicas if r.busy] or [(NO_ONE, 0)]
     running = np.concatenate([ids for ids, _ in seen])
     generated = np.concatenate([sequences.generated_tokens[ids] + done for ids, done in seen])
@@ -160,7 +178,6 @@ def observe(replicas: list[Replica], sequences: Sequences, layout: Layout, now_s
         sequence_ids=running,
         waiting_ids=np.array(waiting, dtype=np.int64),
         finished_ids=np.flatnonzero(finished),
-        observed=tuple(r.observed(now_s) for r in replicas if r.busy),
     )
 
 

@@ -46,9 +46,13 @@ class Scheduled:
     max_response_tokens: int
     known: dict[Schedule, Standing] = field(default_factory=dict)
 
-    def __call__(self, schedule: Schedule) -> Rollout:
-        """A switch after the end does not happen."""
+    def __call__(self, schedule: Schedule, limit_s: float = np.inf) -> Rollout | None:
+        """A switch after the end does not happen. None where it takes longer than ``limit_s``: the rest is not run."""
         standing = self._after(schedule).copy()
+        for replica in standing.replicas:
+            replica.advance(limit_s)
+            if replica.busy:
+                return None
         return finish(standing.sequences, standing.replicas, standing.past, standing.events)
 
     def _after(self, schedule: Schedule) -> Standing:
