@@ -132,10 +132,6 @@ class LengthForesight:
         return self.lengths.sample(sequences)
 
 
-REHEARSED_INTERVALS = 4
-"""A rehearsal asks the policy this many times less often: it compares ways that differ by more."""
-
-
 class Rehearsal(Protocol):
     """Seconds that a rollout of these prompts [n] and responses [n] takes under a policy, by a model of the engine."""
 
@@ -204,15 +200,7 @@ class AdaptivePolicy:
 
         def tried_s(start: Layout, hold: bool) -> float:
             # a rehearsal learns nothing for the rollout itself
-            trial = replace(
-                self,
-                start=start,
-                hold=hold,
-                interval_steps=REHEARSED_INTERVALS * self.interval_steps,
-                rehearsal=None,
-                correction=None,
-                memory=Memory(),
-            )
+            trial = replace(self, start=start, hold=hold, rehearsal=None, correction=None, memory=Memory())
             return self.rehearsal(trial, prompt_tokens, response)
 
         # The more a way switches, the more it must save: a sample is not the rollout.

@@ -37,7 +37,8 @@ class Standing:
 class Scheduled:
     """As :func:`.rollout.simulate`, with switches at given times and no policy.
 
-    prompt_tokens, response_tokens [N]. What schedules have in common, up to a switch, is simulated once.
+    prompt_tokens, response_tokens [N]. What schedules have in common is simulated once: ``known`` holds each just after
+    its last switch, ``reached`` what became of it by the times when another switch was tried.
     """
 
     system: System
@@ -45,6 +46,7 @@ class Scheduled:
     response_tokens: np.ndarray
     max_response_tokens: int
     known: dict[Schedule, Standing] = field(default_factory=dict)
+    reached: dict[Schedule, dict[float, Standing]] = field(default_factory=dict)
 
     def __call__(self, schedule: Schedule, limit_s: float = np.inf) -> Rollout | None:
         """A switch after the end does not happen. None where it takes longer than ``limit_s``: the rest is not run."""
@@ -59,8 +61,9 @@ class Scheduled:
         """Just after the last switch of the schedule."""
         if schedule not in self.known:
             if schedule.hops:
-                before = self._after(Schedule(schedule.first, schedule.hops[:-1]))
-                self.known[schedule] = self._switched(before.copy(), *schedule.hops[-1])
+                *earlier, (time_s, layout) = schedule.hops
+                standing = self._until(Schedule(schedule.first, tuple(earlier)), time_s)
+                self.known[schedule] = self._switched(standing, time_s, layout)
             else:
                 self.known[schedule] = self._begun(schedule.first)
         return self.known[schedule]
@@ -70,10 +73,18 @@ class Scheduled:
         replicas = begin(self.system, layout, sequences, self.max_response_tokens)
         return Standing(sequences, replicas, list(replicas), [])
 
+    def _until(self, schedule: Schedule, time_s: float) -> Standing:
+        """At a time after the last switch of the schedule."""
+        reached = self.reached.setdefault(schedule, {0.0: self._after(schedule)})
+        if time_s not in reached:
+            standing = reached[max(t for t in reached if t < time_s)].copy()
+            for replica in standing.replicas:
+                replica.advance(time_s)
+            reached[time_s] = standing
+        return reached[time_s].copy()
+
     def _switched(self, standing: Standing, time_s: float, layout: Layout) -> Standing:
         replicas, sequences = standing.replicas, standing.sequences
-        for replica in replicas:
-            replica.advance(time_s)
         if not any(r.busy for r in replicas):
             return standing
         asked = Switch(layout, 0.0, 0.0)
