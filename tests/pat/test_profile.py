@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pat.host import NO_HOST, HostTerm
 from pat.profile import StepProfile, TpGrid, interpolate
@@ -126,3 +128,10 @@ def test_no_damaged_byte_of_the_data_changes_a_time(tmp_path):
 def test_a_missing_tp_is_named():
     with pytest.raises(ValueError, match=r"no TP8, only \[1, 2\]"):
         profile().table(8, 4)
+
+
+@given(st.lists(st.integers(1, 1 << 16), min_size=1, max_size=6, unique=True), st.integers(0, 1 << 18))
+def test_one_prefill_is_that_of_the_array(tokens, asked):
+    knots = np.array(sorted(tokens))
+    grid = TpGrid(1, np.array([1]), np.array([1]), np.ones((1, 1)), knots, 1e-3 + 1e-6 * knots**1.1)
+    assert grid.one_prefill_time_s(asked) == float(grid.prefill_time_s(asked))
