@@ -236,7 +236,8 @@ def learning(everything: list[Launches]) -> list[str]:
                 rollout = it.rollout or {}
                 if arm != "pat" or not rollout:
                     continue
-                took_s, expected_s = rollout["end_s"] - rollout["begin_s"], rollout.get("expected_s")
+                took_s = rollout["end_s"] - rollout["begin_s"] - rollout.get("gather_s", 0.0)
+                expected_s = rollout.get("expected_s")
                 rows.append(
                     {
                         "experiment": one.experiment.name,
@@ -254,9 +255,10 @@ def learning(everything: list[Launches]) -> list[str]:
         return ["No adaptive arm has been run yet."]
     return [
         "The length model knows nothing in the first iteration, which therefore stays in its starting layout; each "
-        "later one is planned with the lengths of those before. Expected: the planner's, as the rollout began.",
+        "later one is planned with the lengths of those before. Expected: the planner's, as the rollout began, its "
+        "step times corrected by those seen so far. Took: from when all requests had come.",
         markdown(rows),
-        traced("rollout: lengths_known, expected_s, begin_s, end_s, start, end"),
+        traced("rollout: lengths_known, expected_s, begin_s, gather_s, end_s, start, end"),
     ]
 
 

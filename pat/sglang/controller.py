@@ -150,11 +150,18 @@ class Controller:
 
 
 def timed(before: Steps, after: Steps, seconds: float) -> Observed | None:
-    """The mean decode step between two reports of a replica; None where sequences began or ended meanwhile, or a
-    switch, so that not all steps were decode steps of one batch."""
-    steps, batch = after.step - before.step, len(after.generated)
-    if before.epoch != after.epoch or steps <= 0 or batch == 0 or batch != len(before.generated) or after.finished:
+    """The mean decode step between two reports of a replica, and its mean batch; None where a sequence began meanwhile
+    (a prefill was among the steps) or the layout changed.
+
+    Of those that ended, contexts are not known: the mean is that of the sequences before and after.
+    """
+    steps, ended = after.step - before.step, len(after.finished)
+    if before.epoch != after.epoch or steps <= 0 or not after.generated:
         return None
-    if sum(after.generated) - sum(before.generated) != steps * batch:
+    if len(before.generated) != len(after.generated) + ended:
         return None
-    return Observed(batch, (sum(before.context) + sum(after.context)) / (2 * batch), seconds / steps)
+    tokens = sum(after.generated) + sum(after.finished) - sum(before.generated)
+    if not (tokens == steps * len(after.generated) if not ended else 0 < tokens <= steps * len(before.generated)):
+        return None
+    context = (sum(before.context) / len(before.context) + sum(after.context) / len(after.context)) / 2
+    return Observed(max(1, round(tokens / steps)), context, seconds / steps)

@@ -121,11 +121,13 @@ class PolicyChoice:
         )
 
     def expected_s(self, policy: Policy, layout: Layout, prompt_tokens: np.ndarray) -> float | None:
-        """Seconds that the planner expects of a rollout beginning in ``layout``, prefill included."""
+        """Seconds that the planner, corrected by earlier rollouts, expects of one that begins in ``layout``, prefill
+        included."""
         if not isinstance(policy, AdaptivePolicy):
             return None
-        plans = self.planner.plans(policy.foresight.at_start(prompt_tokens), policy.max_hops, fresh=True)
-        prefill_s = float(self.planner.profile.prefill_s(layout.tp, prompt_tokens.sum() / layout.dp))
+        planner = self.correction.applied_to(self.planner)
+        plans = planner.plans(policy.foresight.at_start(prompt_tokens), policy.max_hops, fresh=True)
+        prefill_s = float(planner.profile.prefill_s(layout.tp, prompt_tokens.sum() / layout.dp))
         return prefill_s + plans[layout].best_s
 
     def learn(self, response_tokens: list[int]) -> None:

@@ -5,9 +5,10 @@ import threading
 import numpy as np
 import pytest
 
+from pat.correction import Observed
 from pat.layout import Layout
 from pat.policy import Switch
-from pat.sglang.controller import Controller
+from pat.sglang.controller import Controller, timed
 from pat.sglang.guard import EngineDied
 from pat.sglang.reports import Steps
 from tests.sglang_live.conftest import SwitchBelow
@@ -104,3 +105,29 @@ def test_a_dead_engine_ends_the_controller_quietly():
     controller._thread.join(5)
     assert not controller._thread.is_alive()
     controller.end()
+
+
+def steps(step, generated, finished=(), epoch=0) -> Steps:
+    return Steps(0, epoch, step, list(generated), [n + 10 for n in generated], list(finished), 0)
+
+
+def test_the_mean_step_between_two_reports_counts_those_that_ended():
+    before = steps(8, [5, 6, 8])
+    assert timed(before, steps(12, [9, 10, 12]), 0.4) == Observed(3, (49 / 3 + 61 / 3) / 2, 0.1)
+    # one ends after two of the four steps: 4 + 4 + 2 tokens, 2.5 sequences in the mean
+    assert timed(before, steps(12, [9, 10], finished=[10]), 0.4) == Observed(2, (49 / 3 + 19.5) / 2, 0.1)
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        steps(12, [9, 10, 12], epoch=1),  # in another layout
+        steps(12, [9, 10, 12, 1]),  # a fourth has begun
+        steps(12, [9, 10, 1], finished=[12]),  # one has ended, another has begun
+        steps(12, [8, 10, 12]),  # not all went on at each step
+        steps(8, [5, 6, 8]),
+        steps(12, [], finished=[9, 10, 12]),
+    ],
+)
+def test_other_steps_are_not_timed(after):
+    assert timed(steps(8, [5, 6, 8]), after, 0.4) is None
