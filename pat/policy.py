@@ -192,11 +192,12 @@ class AdaptivePolicy:
         return best[0]
 
     def _rehearsed(self, best: list[Layout], prompt_tokens: np.ndarray, queues: bool) -> Layout:
-        """Of staying in a layout, holding while sequences wait, and switching freely, what takes least on a sample.
-        Where nothing ``queues``, holding is no different."""
+        """Of staying in a layout, holding while sequences wait, and switching freely, what takes least on a sample:
+        from the best static layout, the second best, and the planner's choice. Where nothing ``queues``, holding is no
+        different."""
         response = self.foresight.sample(len(prompt_tokens))
         static_s = {a: self.rehearsal(StaticPolicy(a), prompt_tokens, response) for a in best}
-        steady = min(static_s, key=static_s.get)
+        steady, *others = sorted(static_s, key=static_s.get)
 
         def tried_s(start: Layout, hold: bool) -> float:
             # a rehearsal learns nothing for the rollout itself
@@ -205,8 +206,8 @@ class AdaptivePolicy:
 
         # The more a way switches, the more it must save: a sample is not the rollout.
         ways = [(tried_s(steady, True), steady, True)]
-        free = dict.fromkeys((steady, best[0]) if queues else () if best[0] == steady else (best[0],))
-        ways += [(tried_s(a, False), a, False) for a in free]
+        free = {best[0], *others[:1], steady} - (set() if queues else {steady})
+        ways += [(tried_s(a, False), a, False) for a in sorted(free)]
         keen = min(ways, key=lambda way: way[0])
         chosen = keen if keen[0] < (1.0 - self.early_share) * ways[0][0] else ways[0]
         self.memory.hold = chosen[2]
