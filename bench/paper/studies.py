@@ -29,7 +29,7 @@ from pat.lengths import LengthModel
 from pat.planner import known_course
 from pat.policy import LengthForesight
 
-SEEDS = tuple(range(10))
+SEEDS = tuple(range(6))
 FIT_SEEDS = (0, 1, 2)
 EXTRA_SHARE = 0.25
 """Sequences in flight beyond those wanted, in over-provisioned and partial rollouts."""

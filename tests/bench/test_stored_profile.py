@@ -67,7 +67,7 @@ def test_layouts_are_of_one_world():
 
 def test_by_default_every_cpu_experiment_is_covered():
     needs = {one.model: (one.layouts, one.sequences, one.context_tokens) for one in of_experiments()}
-    assert needs == {"llama-0.1b": (BOTH, 24, 208), "qwen3-0.1b": (BOTH, 16, 144)}
+    assert needs == {"llama-0.1b": (BOTH, 16, 176), "qwen3-0.1b": (BOTH, 16, 144)}
 
 
 def test_a_model_is_known_by_its_shape(tmp_path):
