@@ -269,7 +269,8 @@ def sentences(one: Launches) -> list[str]:
         if one.best_static is not None:
             found.append(
                 f"{name}: {arm} takes {reduction(one, arm, one.best_static, 'step')} less time an iteration than the "
-                f"best static layout ({one.best_static}), {reduction(one, arm, one.best_static, 'gen')} in generation."
+                f"best static layout ({one.best_static}), {reduction(one, arm, one.best_static, 'gen')} in generation "
+                f"({reduction(one, arm, one.best_static, *TRAINING)} in training, which is the machine alone)."
             )
         if (own := own_percent(one, arm)) is not None:
             found.append(
