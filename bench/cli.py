@@ -192,7 +192,8 @@ def report(
 ) -> None:
     """Render OUT/gen.md, predictor.md, paper.md and, where iterations were run, e2e.md anew from the raw records."""
     from bench.report.e2e import SECTIONS as E2E_SECTIONS
-    from bench.report.e2e import launches, render_e2e
+    from bench.report.e2e import render_e2e
+    from bench.report.e2e_launches import launches
     from bench.report.gen import SECTIONS, check_sections, render
     from bench.report.paper import SECTIONS as PAPER_SECTIONS
     from bench.report.paper import render_paper

@@ -58,11 +58,11 @@ class LiveArms:
         """From the cache, else measured now and cached."""
         longest, sequences = longest_tokens(self.experiment), self.sizes["sequences"]
         of, layouts = stored.identity(self.model_path, self.device), self.engine.layouts
-        samples = stored.load_cached(of, layouts, sequences, longest)
-        if samples is None:
-            samples = stored.stamped(measure(self.engine, self.experiment.model, sequences, longest), of)
-            stored.keep(samples, layouts)
-        return samples
+
+        def measured() -> Samples:
+            return measure(self.engine, self.experiment.model, sequences, longest)
+
+        return stored.cached_or(measured, of, layouts, sequences, longest)
 
 
 def longest_tokens(experiment: Experiment) -> int:

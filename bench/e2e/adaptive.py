@@ -32,13 +32,14 @@ def measured(experiment: E2eExperiment, model_path: str) -> tuple[StepProfile, S
     """From this engine's own steps and switches, measured once and cached."""
     of, layouts = stored.identity(Path(model_path), "cpu"), experiment.node_layouts
     longest = experiment.max_prompt_tokens + experiment.max_response_tokens
-    samples = stored.load_cached(of, layouts, experiment.sequences, longest)
-    if samples is None:
+
+    def of_an_engine() -> Samples:
         tokens = (longest + 8) * -(-experiment.sequences // experiment.cluster.world)
         sizes = {"sequences": experiment.sequences, "kv_tokens_per_rank": tokens}
         with AdaptiveRollouts.over(model_path, layouts, "cpu", **sizes) as engine:
-            samples = stored.stamped(measure(engine, experiment.model, experiment.sequences, longest), of)
-        stored.keep(samples, layouts)
+            return measure(engine, experiment.model, experiment.sequences, longest)
+
+    samples = stored.cached_or(of_an_engine, of, layouts, experiment.sequences, longest)
     return samples.profile(), costs_of(samples)
 
 

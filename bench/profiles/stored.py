@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -103,6 +103,17 @@ def load_cached(
         return None
     covers = samples.sequences >= sequences and samples.max_context_tokens >= max_context_tokens
     return samples if covers else None
+
+
+def cached_or(
+    measured: Callable[[], Samples], of: dict[str, str], layouts: Iterable[Layout], sequences: int, longest_tokens: int
+) -> Samples:
+    """The cached profile, else what ``measured`` gives, which is cached."""
+    samples = load_cached(of, layouts, sequences, longest_tokens)
+    if samples is None:
+        samples = stamped(measured(), of)
+        keep(samples, layouts)
+    return samples
 
 
 def keep(samples: Samples, layouts: Iterable[Layout]) -> None:

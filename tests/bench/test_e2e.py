@@ -19,7 +19,8 @@ from bench.e2e.reward import compute_score
 from bench.e2e.run import Options, describe, disagreement, settings_of
 from bench.errors import UserError
 from bench.experiment import load_experiment
-from bench.report.e2e import SECTIONS, difference, render_e2e
+from bench.report.e2e import SECTIONS, render_e2e
+from bench.report.e2e_launches import difference
 from bench.workloads.builtin import addition_problems
 
 
