@@ -23,7 +23,7 @@ class Threshold:
         return self.start
 
     def decide(self, state: RolloutState) -> Keep | Switch:
-        left = len(state.generated_tokens) + state.waiting
+        left = state.running + state.waiting
         if state.layout != self.start or self.start == self.target:
             return Keep("no switch left")
         if left > self.share * (left + len(state.finished_tokens)):

@@ -6,9 +6,10 @@ import hashlib
 import json
 import logging
 import os
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -65,6 +66,20 @@ class RecordStore:
         self.path = self.folder / f"{experiment}.jsonl"
         self.made_path = self.folder / f"{experiment}.made.json"
         self.steps_folder = self.folder / f"{experiment}.steps"
+
+    @classmethod
+    def all_of(cls, out: Path, experiment: type[BaseModel]) -> Iterator[tuple[Self, dict, BaseModel]]:
+        """(store, ``made``, the experiment in it) of every one in ``out``; where ``made`` cannot be read, none, with a
+        warning."""
+        for path in sorted(cls(out, "").folder.glob("*.made.json")):
+            store = cls(out, path.name.removesuffix(".made.json"))
+            try:
+                made = store.read_made()
+                found = experiment.model_validate(made["experiment"])
+            except (ValueError, KeyError) as error:
+                log.warning("%s cannot be read and is left out: %s", path, error)
+                continue
+            yield store, made, found
 
     def read(self) -> dict[tuple, RolloutSummary]:
         """Every finished rollout by key. A line that is cut or spoilt is left out with a warning: it runs again."""

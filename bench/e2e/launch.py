@@ -75,12 +75,13 @@ def stop(process: subprocess.Popen, mark: str) -> None:
     process.wait()
 
 
-def marked(mark: str) -> list[psutil.Process]:
-    """Living processes of a launch, wherever they hang in the process tree."""
+def marked(mark: str | None = None) -> list[psutil.Process]:
+    """Living processes of a launch, or of any, wherever they hang in the process tree."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark:
+            its = process.environ().get(MARK) if process.status() != psutil.STATUS_ZOMBIE else None
+            if its is not None and mark in (its, None):
                 found.append(process)
     return found
 

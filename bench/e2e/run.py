@@ -130,16 +130,18 @@ def run_experiment(experiment: E2eExperiment, options: Options, tracker, progres
     tracker.start(f"{experiment.name}", experiment.model_dump(mode="json"))
     failed = []
     for seed, arm in todo:
-        folder, done, taken = work / arm / f"seed-{seed}", [0], None
-        data = write_data(experiment, seed, options.dataset, work / f"train-{seed}.parquet")
-        trace = write_trace(experiment, seed, work / f"trace-{seed}.json")
+        files, done, taken = Files.of(experiment, work, arm, seed), [0], None
+        folder = files.folder
+        write_data(experiment, seed, options.dataset, files.data)
+        if files.trace is not None:
+            write_trace(experiment, seed, files.trace)
 
         def advanced(count: int, done=done) -> None:
             progress.advance(task, count - done[0])
             done[0] = count
 
         try:
-            grpo = grpo_run(experiment, arm, seed, model_path, data, trace, folder, options)
+            grpo = grpo_run(experiment, arm, seed, model_path, files, options)
             shutil.rmtree(folder / "records", ignore_errors=True)
             taken = launch(grpo, folder, CPU_LIMIT_S if experiment.device == "cpu" else float("inf"), advanced)
         except (UserError, EngineError) as error:
@@ -218,25 +220,32 @@ def settings_of(experiment: E2eExperiment, arm: str, folder: Path, trace: Path |
     return PatSettings(layouts=every, policy="adaptive", **files, **common)
 
 
+@dataclass(frozen=True)
+class Files:
+    """Where a launch has its own, the prompts of its seed, and the forced lengths of its seed, if there are any."""
+
+    folder: Path
+    data: Path
+    trace: Path | None
+
+    @classmethod
+    def of(cls, experiment: E2eExperiment, work: Path, arm: str, seed: int) -> Files:
+        trace = work / f"trace-{seed}.json" if experiment.lengths else None
+        return cls(work / arm / f"seed-{seed}", work / f"train-{seed}.parquet", trace)
+
+
 def grpo_run(
-    experiment: E2eExperiment,
-    arm: str,
-    seed: int,
-    model_path: str,
-    data: Path,
-    trace: Path | None,
-    folder: Path,
-    options: Options,
+    experiment: E2eExperiment, arm: str, seed: int, model_path: str, files: Files, options: Options
 ) -> GrpoRun:
     """What VeRL is launched with for an arm and seed."""
     planned = arm in ("pat", "pat-still")
-    files = adaptive_files(experiment, model_path, folder, options.dry_run) if planned else {}
+    plan = adaptive_files(experiment, model_path, files.folder, options.dry_run) if planned else {}
     return GrpoRun(
         model_path=model_path,
-        train_files=(str(data),),
+        train_files=(str(files.data),),
         ranks=experiment.cluster.gpus_per_node,
         nodes=experiment.cluster.nodes,
-        settings=settings_of(experiment, arm, folder, trace, files),
+        settings=settings_of(experiment, arm, files.folder, files.trace, plan),
         reward=(str(Path(reward.__file__).resolve()), "compute_score"),
         prompts=experiment.prompts,
         samples=experiment.samples,
@@ -249,7 +258,7 @@ def grpo_run(
         seed=seed,
         device=experiment.device,
         ray_address=options.ray_address,
-        checkpoint_directory=str(folder / "checkpoints"),
+        checkpoint_directory=str(files.folder / "checkpoints"),
         experiment=f"{experiment.name}-{arm}",
     )
 
@@ -262,10 +271,9 @@ def describe(experiment: E2eExperiment, options: Options) -> str:
     others = f"; seeds {', '.join(map(str, experiment.seeds))}, shown: {seed}" if len(experiment.seeds) > 1 else ""
     parts = [f"# {experiment.name}: {experiment.iterations} iterations a launch, the first discarded{others}"]
     for arm in options.arms or experiment.arm_names:
-        trace = work / f"trace-{seed}.json" if experiment.lengths else None
-        data, folder = work / f"train-{seed}.parquet", work / arm / f"seed-{seed}"
-        grpo = grpo_run(experiment, arm, seed, model, data, trace, folder, options)
-        variables = " ".join(f"{k}='{v}'" for k, v in environment(grpo, folder / "metrics.jsonl").items())
+        files = Files.of(experiment, work, arm, seed)
+        grpo = grpo_run(experiment, arm, seed, model, files, options)
+        variables = " ".join(f"{k}='{v}'" for k, v in environment(grpo, files.folder / "metrics.jsonl").items())
         lines = " \\\n  ".join(
             ["python -m verl.trainer.main_ppo", *(f'"{override}"' for override in command(grpo)[3:])]
         )

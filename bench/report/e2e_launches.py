@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from bench.stats import reduction_percent
 
 TRAINING = ("old_log_prob", "update_actor")
 """What no arm touches: where a launch takes longer in it, the machine was slower."""
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,14 +51,7 @@ class Launches:
 def launches(out: Path) -> list[Launches]:
     """Every end-to-end experiment with records of its last run; arms with no kept iteration are left out."""
     found = []
-    for path in sorted((out / "raw" / "e2e").glob("*.made.json")):
-        store = IterationStore(out, path.name.removesuffix(".made.json"))
-        try:
-            made = store.read_made()
-            experiment = E2eExperiment.model_validate(made["experiment"])
-        except (ValueError, KeyError) as error:
-            log.warning("%s cannot be read and is left out: %s", path, error)
-            continue
+    for store, made, experiment in IterationStore.all_of(out, E2eExperiment):
         arms: dict[str, list[Iteration]] = {arm: [] for arm in experiment.arm_names}
         for one in sorted(store.current(), key=lambda one: (one.seed, one.iteration)):
             arms.setdefault(one.arm, []).append(one)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,7 +36,6 @@ SECTIONS = (
     "## What predictions rest on",
     "## How this was made",
 )
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,18 +50,8 @@ class Recorded:
 
 def recorded(out: Path) -> list[Recorded]:
     """Every experiment that has records; one whose ``made`` file cannot be read is left out with a warning."""
-    found = []
-    for path in sorted((out / "raw").glob("*.made.json")):
-        store = RecordStore(out, path.name.removesuffix(".made.json"))
-        try:
-            made = store.read_made()
-            experiment = Experiment.model_validate(made["experiment"])
-        except (ValueError, KeyError) as error:
-            log.warning("%s cannot be read and is left out: %s", path, error)
-            continue
-        if records := store.current():
-            found.append(Recorded(experiment, store, records, made))
-    return found
+    found = [Recorded(one, store, store.current(), made) for store, made, one in RecordStore.all_of(out, Experiment)]
+    return [one for one in found if one.records]
 
 
 def render(out: Path) -> Path:

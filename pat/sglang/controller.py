@@ -129,7 +129,7 @@ class Controller:
                 self._news.wait()
                 self._news.clear()
                 state = self.state()
-                if state is not None and len(state.generated_tokens) and not self._over.is_set():
+                if state is not None and state.running and not self._over.is_set():
                     self._ask(state)
         except EngineDied:
             return  # the requests in flight tell
@@ -140,7 +140,7 @@ class Controller:
         start_s = time.perf_counter()
         answer = self.policy.decide(state)
         decide_s = time.perf_counter() - start_s
-        self.decisions.append(Decision(state.time_s, state.layout, len(state.generated_tokens), answer, decide_s))
+        self.decisions.append(Decision(state.time_s, state.layout, state.running, answer, decide_s))
         if isinstance(answer, Switch) and answer.layout != state.layout:
             start_s = time.monotonic()
             self.switch(answer.layout)
@@ -161,7 +161,8 @@ def timed(before: Steps, after: Steps, seconds: float) -> Observed | None:
     if len(before.generated) != len(after.generated) + ended:
         return None
     tokens = sum(after.generated) + sum(after.finished) - sum(before.generated)
-    if not (tokens == steps * len(after.generated) if not ended else 0 < tokens <= steps * len(before.generated)):
+    most = steps * len(before.generated)
+    if tokens != most and not (ended and 0 < tokens < most):
         return None
     context = (sum(before.context) / len(before.context) + sum(after.context) / len(after.context)) / 2
     return Observed(max(1, round(tokens / steps)), context, seconds / steps)

@@ -37,7 +37,7 @@ class ThresholdPolicy:
         return self.start
 
     def decide(self, state: RolloutState) -> Keep | Switch:
-        alive = len(state.generated_tokens) + state.waiting
+        alive = state.running + state.waiting
         for threshold, layout in sorted(self.thresholds):
             if alive < threshold:
                 return Keep("below the threshold") if layout == state.layout else Switch(layout, 0.0, 0.0, "threshold")

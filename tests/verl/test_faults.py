@@ -7,11 +7,10 @@ import os
 import subprocess
 from dataclasses import replace
 
-import psutil
 import pytest
 
 from bench.e2e.iterations import parse
-from bench.e2e.launch import MARK, launch
+from bench.e2e.launch import launch, marked
 from bench.errors import UserError
 from tests.verl.test_exact import grpo
 
@@ -23,18 +22,6 @@ pytestmark = [
 STATIC = {"layouts": ["TP2xDP1"]}
 
 
-def left() -> list[psutil.Process]:
-    """Living processes of any launch."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.status() != psutil.STATUS_ZOMBIE and MARK in process.environ():
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
-
-
 def test_ctrl_c_ends_ray_and_all_children_and_keeps_the_iterations(tmp_path):
     def interrupted(iterations: int) -> None:
         if iterations:
@@ -42,14 +29,14 @@ def test_ctrl_c_ends_ray_and_all_children_and_keeps_the_iterations(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         launch(grpo(tmp_path, STATIC), tmp_path, 300, interrupted)
-    assert left() == []
+    assert marked() == []
     assert [one.iteration for one in parse(tmp_path, "e", "static", 0, "mark")] == [1]
 
 
 def test_a_ray_cluster_that_does_not_answer(tmp_path):
     with pytest.raises(UserError, match=r"(?s)code 1; see .*127\.0\.0\.1:1"):
         launch(replace(grpo(tmp_path, STATIC), ray_address="127.0.0.1:1"), tmp_path, 300)
-    assert left() == []
+    assert marked() == []
 
 
 def test_no_space_for_checkpoints(tmp_path):
@@ -63,5 +50,5 @@ def test_no_space_for_checkpoints(tmp_path):
             launch(run, tmp_path, 300)
     finally:
         subprocess.run(["umount", "-l", small], check=True)
-    assert left() == []
+    assert marked() == []
     assert parse(tmp_path, "e", "static", 0, "mark")
