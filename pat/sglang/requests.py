@@ -172,11 +172,18 @@ def resume(
         request.refresh_fill_ids()
         scheduler.tree_cache.checkpoint(request, up_to=tokens)
     if requests:
-        scheduler.running_batch = decode_batch(scheduler, requests, lengths)
+        scheduler.running_batch = batch = decode_batch(scheduler, requests, lengths)
+        if scheduler.enable_overlap:
+            batch.cumulate_penalty_output_tokens = lambda: batch.__dict__.pop("cumulate_penalty_output_tokens")
 
 
 def decode_batch(scheduler, requests: list[Any], lengths: list[int]) -> Any:
-    """A ScheduleBatch of requests that have all been prefilled, as SGLang leaves one after a decode step."""
+    """A ScheduleBatch of requests that have all been prefilled, as SGLang leaves one after a decode step.
+
+    Penalties count tokens step by step. Without overlap the next step counts the last token. With overlap SGLang counts
+    a step late and begins with the prompt's last token: the next step would count what is counted here, and
+    ``resume`` makes it count nothing.
+    """
     batch = bare_decode_batch(scheduler, requests, lengths)
     penalties = batch.sampling_info.penalizer_orchestrator
     if not penalties.is_required:
@@ -186,7 +193,9 @@ def decode_batch(scheduler, requests: list[Any], lengths: list[int]) -> Any:
         for other in others:
             first.merge_batch(other)
         return first
-    for token in requests[0].output_ids[:-1]:  # penalties count tokens step by step; the next step counts the last one
+    (request,) = requests
+    counted = [request.origin_input_ids[-1]] if scheduler.enable_overlap else []
+    for token in [*counted, *request.output_ids[:-1]]:
         penalties.cumulate_output_tokens(torch.tensor([token], dtype=torch.int64, device=batch.device))
     return batch
 
