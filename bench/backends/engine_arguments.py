@@ -73,6 +73,7 @@ def engine_environment(
         "PAT_SHM_ALLREDUCE": "1" if shm_allreduce else "",
         "PAT_PIN": "1" if pin else "",
         "PAT_CALM": "1",
+        "PAT_WARM": "1",
     }
 
 

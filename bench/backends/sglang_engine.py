@@ -26,6 +26,7 @@ from bench.backends.processes import (
     socket_contexts,
 )
 from pat.layout import Layout
+from pat.sglang import warm
 from pat.sglang.step_log import read_steps
 
 WATCH_S = 0.5
@@ -88,6 +89,7 @@ class StaticEngine:
         self.saved = {name: os.environ.get(name) for name in self.environment}
         os.environ.update(self.environment)
         quiet_resource_tracker()
+        warm.start()
         before, self.kept_contexts = child_processes(), socket_contexts()
         self.loop = asyncio.new_event_loop()
         asyncio.set_event_loop(self.loop)

@@ -26,6 +26,7 @@ from sglang.srt.managers.io_struct import UpdateWeightFromDiskReqInput
 from pat.layout import Layout
 from pat.policy import Policy
 from pat.reshard.kv import MODES, KvCosts
+from pat.sglang import warm
 from pat.sglang.controller import Controller
 from pat.sglang.guard import EngineDied, Guard
 from pat.sglang.launch import (
@@ -108,6 +109,7 @@ class AdaptiveEngine(Engine):
         if policy is not None:
             self.controller = Controller(policy, self.switch, lambda: self.layout, lambda: self.epoch, self.in_flight)
         self._commands.connect(self.settings.orders)
+        warm.start()
         before = children()
         try:
             self._launch(model_path, arguments)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from pat.sglang.penalties import remember
 from pat.sglang.router import Router
 from pat.sglang.seats import Seats
 from pat.sglang.settings import Settings
@@ -49,6 +50,7 @@ def register() -> None:
     hook("mem_cache.kv_cache_configurator.KVCacheConfigurator._profile_available_bytes", seats.available_bytes)
     for update in UPDATES:
         HookRegistry.register(update, seats.update_weights, HookType.AROUND)
+    hook("sampling.sampling_batch_info.SamplingBatchInfo.adjusted_from_schedule_batch", remember, HookType.AFTER)
     hook("managers.data_parallel_controller.DataParallelController.event_loop", router.event_loop)
     hook("managers.tp_worker.broadcast_pyobj", seats.broadcast_seed)
     hook("model_executor.model_runner.adjust_config_with_unaligned_cpu_tp", keep_config)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from pat.reshard.kv import Sequence
+from pat.sglang.penalties import count_late_once
 
 PROCESS_LOCAL = (
     "tokenizer",
@@ -48,6 +49,8 @@ def settle(scheduler) -> list[Any]:
             running.merge_batch(last)
     running.filter_batch()
     running.batch_is_full = False
+    if scheduler.enable_overlap:
+        count_late_once(running)
     scheduler.running_batch, scheduler.last_batch, scheduler.cur_batch_for_debug = running, None, None
     return list(running.reqs)
 
@@ -172,36 +175,13 @@ def resume(
         request.refresh_fill_ids()
         scheduler.tree_cache.checkpoint(request, up_to=tokens)
     if requests:
-        scheduler.running_batch = batch = decode_batch(scheduler, requests, lengths)
+        scheduler.running_batch = decode_batch(scheduler, requests, lengths)
         if scheduler.enable_overlap:
-            batch.cumulate_penalty_output_tokens = lambda: batch.__dict__.pop("cumulate_penalty_output_tokens")
+            count_late_once(scheduler.running_batch)
 
 
 def decode_batch(scheduler, requests: list[Any], lengths: list[int]) -> Any:
-    """A ScheduleBatch of requests that have all been prefilled, as SGLang leaves one after a decode step.
-
-    Penalties count tokens step by step. Without overlap the next step counts the last token. With overlap SGLang counts
-    a step late and begins with the prompt's last token: the next step would count what is counted here, and
-    ``resume`` makes it count nothing.
-    """
-    batch = bare_decode_batch(scheduler, requests, lengths)
-    penalties = batch.sampling_info.penalizer_orchestrator
-    if not penalties.is_required:
-        return batch
-    if len(requests) > 1:
-        first, *others = (decode_batch(scheduler, [r], [n]) for r, n in zip(requests, lengths, strict=True))
-        for other in others:
-            first.merge_batch(other)
-        return first
-    (request,) = requests
-    counted = [request.origin_input_ids[-1]] if scheduler.enable_overlap else []
-    for token in [*counted, *request.output_ids[:-1]]:
-        penalties.cumulate_output_tokens(torch.tensor([token], dtype=torch.int64, device=batch.device))
-    return batch
-
-
-def bare_decode_batch(scheduler, requests: list[Any], lengths: list[int]) -> Any:
-    """The batch without what penalties remember."""
+    """A ScheduleBatch of requests that have all been prefilled, as SGLang leaves one after a decode step."""
     from sglang.srt.managers.schedule_batch import ScheduleBatch
     from sglang.srt.model_executor.forward_batch_info import ForwardMode
     from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo

@@ -63,6 +63,7 @@ def engine_environment(settings: PatSettings, device: str, steps: str | None) ->
         "PAT_SHM_ALLREDUCE": "1" if settings.shm_allreduce else "",
         "PAT_PIN": "1" if settings.pin else "",
         "PAT_CALM": "1",
+        "PAT_WARM": "1",
     }
 
 

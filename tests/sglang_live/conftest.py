@@ -13,6 +13,8 @@ ENVIRONMENT = {
     "SGLANG_CPU_OMP_THREADS_BIND": "|".join("01" * 4),
     "OMP_NUM_THREADS": "1",
     "PYTHONWARNINGS": "ignore",
+    "TORCHDYNAMO_DISABLE": "1",
+    "PAT_WARM": "1",
 }
 ARGUMENTS = {
     "device": "cpu",

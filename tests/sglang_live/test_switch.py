@@ -232,10 +232,20 @@ def test_penalties_remember_what_was_generated(live) -> None:
     prompts, lengths = PROMPTS[:4], LENGTHS[:4]
     sampling = {"frequency_penalty": 0.1, "repetition_penalty": 1.05}  # weak enough for tokens to depend on the counts
     want = run(engine, generate(engine, prompts, lengths, sampling=sampling))
-    hops = [(0.1, setup.layouts[-1], "migrate"), (0.05, setup.layouts[0], "migrate")]
-    answers, records = run(engine, generate_with_switches(engine, prompts, lengths, hops, sampling=sampling))
-    assert records[0].migrated
-    assert tokens(answers) == tokens(want)
+    for kv in ("migrate", "recompute"):
+        hops = [(0.1, setup.layouts[-1], kv), (0.05, setup.layouts[0], kv)]
+        answers, records = run(engine, generate_with_switches(engine, prompts, lengths, hops, sampling=sampling))
+        assert records[0].migrated if kv == "migrate" else records[0].recomputed
+        assert tokens(answers) == tokens(want), kv
+
+    async def vetoed():
+        task = asyncio.create_task(generate(engine, prompts, lengths, sampling=sampling))
+        await asyncio.sleep(0.1)
+        with pytest.raises(SwitchVetoed):
+            await engine.async_switch(setup.layouts[-1], fault=Fault("prepare", 1))
+        return await task
+
+    assert tokens(run(engine, vetoed())) == tokens(want)
 
 
 def test_seeds_are_not_honoured_on_a_cpu(live) -> None:
