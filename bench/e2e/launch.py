@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -23,6 +25,8 @@ MARK = "PAT_E2E_LAUNCH"
 """Environment variable that every process of a launch inherits, Ray's daemons among them."""
 POLL_S = 0.5
 GRACE_S = 5.0
+ANSWER_S = 5.0
+"""A Ray cluster that does not accept a connection within it is taken not to be there."""
 
 
 def command(run: GrpoRun) -> list[str]:
@@ -34,6 +38,8 @@ def launch(run: GrpoRun, folder: Path, limit_s: float, progress: Callable[[int],
     here). ``progress`` is told of finished iterations. Metrics go to ``folder``/metrics.jsonl, VeRL's
     output to ``folder``/verl.log. UserError with the end of the output where VeRL fails or takes more than
     ``limit_s``. However it ends, no process is left."""
+    if run.ray_address is not None:
+        check_answers(run.ray_address)
     folder.mkdir(parents=True, exist_ok=True)
     mark, metrics = uuid.uuid4().hex, folder / "metrics.jsonl"
     metrics.unlink(missing_ok=True)
@@ -59,8 +65,37 @@ def launch(run: GrpoRun, folder: Path, limit_s: float, progress: Callable[[int],
         finally:
             stop(process, mark)
     if process.returncode:
-        raise UserError(f"VeRL ended with code {process.returncode}; {tail(folder / 'verl.log')}")
+        said = tail(folder / "verl.log") + (short_of_space(run) or "")
+        raise UserError(f"VeRL ended with code {process.returncode}; {said}")
     return free - least
+
+
+def check_answers(ray_address: str) -> None:
+    """UserError where nothing listens at host:port: Ray itself goes on asking, for minutes. ``auto``, which finds a
+    cluster of this machine, is Ray's to refuse, at once."""
+    host, _, port = ray_address.removeprefix("ray://").rpartition(":")
+    if not host:
+        return
+    try:
+        socket.create_connection((host, int(port)), ANSWER_S).close()
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"--ray-address {ray_address}: no cluster answers there ({error}); start one with `ray start --head`, or "
+            "leave the option out"
+        ) from None
+
+
+def short_of_space(run: GrpoRun) -> str | None:
+    """A line where the checkpoints' disk has no room for the model's weights: who writes them does not say so."""
+    place = next(p for p in (Path(run.checkpoint_directory), *Path(run.checkpoint_directory).parents) if p.exists())
+    weights_bytes = sum(path.stat().st_size for path in Path(run.model_path).glob("*.safetensors"))
+    free_bytes = shutil.disk_usage(place).free
+    if free_bytes >= weights_bytes:
+        return None
+    return (
+        f"\n  No space left for checkpoints in {run.checkpoint_directory}: {free_bytes / 1e6:.1f} MB are free, the "
+        f"weights alone take {weights_bytes / 1e6:.1f} MB; free some, or give another --out"
+    )
 
 
 def stop(process: subprocess.Popen, mark: str) -> None:

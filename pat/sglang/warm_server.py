@@ -11,6 +11,8 @@ from importlib import import_module
 from multiprocessing import forkserver
 from pathlib import Path
 
+import setproctitle
+
 from pat.sglang.warm import ENVIRONMENT_FILE
 
 ENVIRONMENT = Path(os.environ[ENVIRONMENT_FILE])
@@ -34,6 +36,7 @@ def relay(*_signal) -> None:
     os.kill(MAIN, signal.SIGQUIT)
 
 
+setproctitle.setproctitle("pat::fork_server")  # finds where titles go while the environment lies where it began
 ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # its processes end with it, as SGLang has them end
 signal.signal(signal.SIGQUIT, relay)
 os.register_at_fork(after_in_child=become_engine_process)
