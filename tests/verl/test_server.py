@@ -192,7 +192,7 @@ def test_a_killed_rank_fails_the_requests_and_leaves_no_process(started):
         os.kill(victim, signal.SIGKILL)
         await task
 
-    with pytest.raises(EngineDied, match=f"process {victim}"):
+    with pytest.raises(EngineDied, match=f"process {victim}|rank 0 failed"):  # its peer may notice first
         run(loop, kill_meanwhile())
     deadline_s = time.monotonic() + 20
     while any(psutil.pid_exists(pid) for pid in [*pids, victim]) and time.monotonic() < deadline_s:
