@@ -2,9 +2,11 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -210,5 +212,19 @@ def test_all_processes_of_a_launch_end_also_those_in_sessions_of_their_own():
 def test_a_launch_that_fails_shows_the_end_of_its_output(tmp_path, monkeypatch):
     monkeypatch.setattr(launching, "command", lambda _: [sys.executable, "-c", "raise OSError('No space left')"])
     monkeypatch.setattr(launching, "environment", lambda *_: {})
-    with pytest.raises(UserError, match=r"code 1; see (.|\n)*OSError: No space left"):
-        launch(None, tmp_path, 60.0)
+    run = SimpleNamespace(ray_address=None, model_path=str(tmp_path), checkpoint_directory=str(tmp_path / "a" / "b"))
+    with pytest.raises(UserError, match=r"code 1; see (.|\n)*OSError: No space left'?$"):
+        launch(run, tmp_path, 60.0)
+    (tmp_path / "model.safetensors").write_bytes(b"0" * 1000)
+    monkeypatch.setattr(launching.shutil, "disk_usage", lambda _: SimpleNamespace(free=500))
+    with pytest.raises(UserError, match=r"No space left for checkpoints in .*: 0.0 MB are free"):
+        launch(run, tmp_path, 60.0)
+
+
+def test_an_address_without_a_cluster_is_refused_at_once(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+    for wrong in (address, f"ray://{address}", "127.0.0.1:none"):
+        with pytest.raises(UserError, match=rf"--ray-address {wrong}: no cluster answers there .*ray start"):
+            launch(SimpleNamespace(ray_address=wrong), tmp_path, 60.0)
