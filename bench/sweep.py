@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -21,6 +21,7 @@ from bench.profiles.grid import tps_of
 from bench.profiles.wire import slower_links, slower_profile
 from bench.provenance import provenance
 from bench.records import fingerprint_of
+from bench.workloads.trace import LengthTrace
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,27 +78,49 @@ def machine_at(model: str, gpu: str, gpus: int, cap_tokens: int, host_term: str,
     return replace(machine, profile=profile, links=slower_links(machine.links, wire))
 
 
-def evaluate(point: Point) -> list[dict]:
-    """Rows of a point, one a seed: its fields, seconds of each arm (``TP1_s`` .. ``pat_s``), what PAT did."""
-    p, experiment = point, point.experiment()
+def evaluate(points: Sequence[Point]) -> list[list[dict]]:
+    """Rows of points of one system and workload, which may differ in what a switch costs: for each point one a seed,
+    its fields, seconds of each arm (``TP1_s`` .. ``pat_s``), what PAT did. Each arm is simulated once."""
+    p, rows = points[0], [[] for _ in points]
     machine = machine_at(p.model, p.gpu, p.gpus, p.max_response_tokens, p.host_term, p.wire)
-    if p.switch_s is not None:
-        seats = replace(machine.seats, pause_s=p.switch_s, resume_s=0.0, source="given by the sweep")
-        machine = replace(machine, seats=seats)
-    rows = []
-    for seed in experiment.seeds:
-        trace = trace_of(experiment, p.batch, seed)
-        row = asdict(p) | {"seed": seed, "tokens": int(trace.response_tokens.sum()), "fingerprint": p.fingerprint}
-        for arm in arms_of(Cell(experiment, p.batch, p.host_term, seed), machine, trace):
-            lengths = trace.prompt_tokens, trace.response_tokens, p.max_response_tokens
-            done = simulate(machine.system(arm.switches), arm.policy, *lengths)
-            if arm.name != "pat-planned":
-                row[f"TP{done.first.tp}_s"] = done.rollout_s
-                continue
-            path = " ".join(f"TP{a.tp}" for a in (done.first, *(e.new for e in done.switches)))
-            row |= {"pat_s": done.rollout_s, "pat_path": path}
-        rows.append(row)
+    for seed in p.experiment().seeds:
+        trace = trace_of(p.experiment(), p.batch, seed)
+        statics = seconds_of(p, machine, trace, seed, ("static",))
+        costs = dict.fromkeys(q.switch_s for q in points)
+        adaptive = {s: seconds_of(p, dear(machine, s), trace, seed, ("pat-planned",)) for s in costs}
+        for point, kept in zip(points, rows, strict=True):
+            row = asdict(point) | {"seed": seed, "tokens": int(trace.response_tokens.sum())}
+            kept.append(row | {"fingerprint": point.fingerprint} | statics | adaptive[point.switch_s])
     return rows
+
+
+def dear(machine: Machine, switch_s: float | None) -> Machine:
+    """The machine with switches of that fixed cost; its own for None."""
+    if switch_s is None:
+        return machine
+    return replace(machine, seats=replace(machine.seats, pause_s=switch_s, resume_s=0.0, source="given by the sweep"))
+
+
+def seconds_of(point: Point, machine: Machine, trace: LengthTrace, seed: int, arms: tuple[str, ...]) -> dict:
+    """Columns of the rollouts of these arms."""
+    columns, experiment = {}, point.experiment().model_copy(update={"arms": arms})
+    for arm in arms_of(Cell(experiment, point.batch, point.host_term, seed), machine, trace):
+        lengths = trace.prompt_tokens, trace.response_tokens, point.max_response_tokens
+        done = simulate(machine.system(arm.switches), arm.policy, *lengths)
+        if arm.name != "pat-planned":
+            columns[f"TP{done.first.tp}_s"] = done.rollout_s
+            continue
+        path = " ".join(f"TP{a.tp}" for a in (done.first, *(e.new for e in done.switches)))
+        columns |= {"pat_s": done.rollout_s, "pat_path": path}
+    return columns
+
+
+def by_system(points: Sequence[Point]) -> list[list[Point]]:
+    """Points that ask about one system and workload, together; in the order of the first of each."""
+    groups: dict[Point, list[Point]] = {}
+    for point in points:
+        groups.setdefault(replace(point, sweep="", x=0, series="", switch_s=None), []).append(point)
+    return list(groups.values())
 
 
 def run_sweep(
@@ -117,16 +140,17 @@ def run_sweep(
     for (_, model, gpu), point in {(p.wire > 0, p.model, p.gpu): p for p in points}.items():
         if any(mark not in kept for mark, p in wanted.items() if (p.model, p.gpu) == (model, gpu)):
             machine_of(point.experiment(), point.host_term)  # its step grid once, not in every worker
-    pending = [p for mark, p in wanted.items() if mark not in kept]
+    pending = by_system([p for mark, p in wanted.items() if mark not in kept])
     path.parent.mkdir(parents=True, exist_ok=True)
     if pending:
         write_rows(path, kept.values())
         with path.open("a") as file:
-            for done, (index, rows) in enumerate(parallel(evaluate, pending, ray=ray), start=1):
-                kept[pending[index].fingerprint] = rows
-                file.write("".join(json.dumps(row) + "\n" for row in rows))
+            for index, answers in parallel(evaluate, pending, ray=ray):
+                for point, rows in zip(pending[index], answers, strict=True):
+                    kept[point.fingerprint] = rows
+                    file.write("".join(json.dumps(row) + "\n" for row in rows))
                 file.flush()
-                progress(len(wanted) - len(pending) + done)
+                progress(len(kept))
         made = json.dumps(provenance(), indent=1, sort_keys=True)
         path.with_suffix(".provenance.json").write_text(made + "\n")
     progress(len(wanted))

@@ -65,7 +65,7 @@ def points() -> list[Point]:
         for x in SWEPT_BATCHES
     ]
     tail = [
-        Point("tail", x, s, batch=b, host_term=h, lengths=f"lognormal:{MEAN_LOG - x * x / 2:.4f},{x}")
+        Point("tail", x, s, batch=b, host_term=h, lengths=f"lognormal:{round(MEAN_LOG - x * x / 2, 4):g},{x}")
         for h, b, s in both
         for x in SIGMAS
     ]

@@ -17,7 +17,7 @@ from bench.profiles.wire import slower_links, slower_profile
 from bench.report import sensitivity, sensitivity_points
 from bench.report.sensitivity_points import AXES, gains
 from bench.report.sensitivity_words import sentences, span
-from bench.sweep import Point, evaluate, read_rows, run_sweep
+from bench.sweep import Point, by_system, evaluate, read_rows, run_sweep
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -62,7 +62,7 @@ def test_only_what_is_missing_is_run(tmp_path, monkeypatch):
     ran.clear()
     told = []
     again = run_sweep(points(), tmp_path, "s", progress=told.append)
-    assert [p.batch for p in ran] == [16, 24]
+    assert [[p.batch for p in group] for group in ran] == [[16], [24]]
     assert told == [2, 3, 3]
     assert again.batch.tolist() == [8, 8, 16, 16, 24, 24]
     pd.testing.assert_frame_equal(again.iloc[:4].reset_index(drop=True), first)
@@ -78,7 +78,7 @@ def test_a_point_is_its_cell():
     from bench.predicted import Cell, run_cell
 
     point = Point("x", 0, batch=64, host_term="paper-era", seeds=2)
-    rows = evaluate(point)
+    (rows,) = evaluate([point])
     for row in rows:
         records = {r.arm: r.rollout_s for r, _ in run_cell(Cell(point.experiment(), 64, "paper-era", row["seed"]))}
         assert row["TP2_s"] == records["static-TP2xDP4"]
@@ -87,11 +87,17 @@ def test_a_point_is_its_cell():
 
 
 def test_dear_switches_are_not_made():
-    cheap, dear = (
-        evaluate(Point("x", s, batch=64, host_term="paper-era", switch_s=s, seeds=1))[0] for s in (0.01, 1e4)
-    )
+    points = [Point("x", s, batch=64, host_term="paper-era", switch_s=s, seeds=1) for s in (0.01, 1e4)]
+    (cheap,), (dear,) = evaluate(points)
+    assert [evaluate([point])[0] for point in points] == [[cheap], [dear]]
     assert " " in cheap["pat_path"]
     assert " " not in dear["pat_path"]
+
+
+def test_points_of_one_system_are_answered_together():
+    same, other = Point("a", 1.0, batch=8), Point("b", 2.0, "s", batch=16)
+    dear = Point("switch", 9.0, batch=8, switch_s=9.0)
+    assert by_system([same, other, dear]) == [[same, dear], [other]]
 
 
 # --- slower wires
