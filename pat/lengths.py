@@ -53,7 +53,7 @@ class LengthModel:
         """With the running rollout's sequences added: finished ones, and alive ones as survivors so far."""
         finished = np.asarray(finished_tokens, dtype=float)
         capped = finished >= self.cap_tokens
-        censored = np.r_[np.asarray(alive_tokens, dtype=float), finished[capped]]
+        censored = np.concatenate([np.asarray(alive_tokens, dtype=float), finished[capped]])
         ended, at_risk = life_table(self.edges_tokens, finished[~capped], censored)
         return LengthModel(self.edges_tokens, self.ended + ended, self.at_risk + at_risk, self.doubt)
 
@@ -67,8 +67,8 @@ class LengthModel:
         exposure = float(np.dot(self.at_risk, width))
         rate = self.ended.sum() / exposure if exposure > 0 else 1.0 / self.cap_tokens
         prior = self.doubt * -np.expm1(-rate * width)
-        hazard = np.clip((self.ended + prior) / (self.at_risk + self.doubt), 0.0, 1.0)
-        return np.r_[1.0, np.cumprod(1.0 - hazard)]
+        hazard = np.minimum(np.maximum((self.ended + prior) / (self.at_risk + self.doubt), 0.0), 1.0)
+        return np.concatenate([[1.0], np.cumprod(1.0 - hazard)])
 
     def sample(self, sequences: int) -> np.ndarray:
         """Whole response lengths [sequences]: evenly spaced quantiles of the law, in an order that is always the same
@@ -84,9 +84,11 @@ def life_table(edges: np.ndarray, ended: np.ndarray, censored: np.ndarray) -> tu
     ends = np.bincount(np.searchsorted(edges[1:-1], ended), minlength=bins)
     last = np.searchsorted(edges[1:-1], censored)
     leaves = np.bincount(last, minlength=bins)
-    at_risk = (len(ended) + len(censored)) - np.r_[0, np.cumsum(ends + leaves)[:-1]].astype(float)
+    at_risk = np.full(bins, float(len(ended) + len(censored)))
+    at_risk[1:] -= np.cumsum(ends + leaves)[:-1]
     if len(censored):
-        unlived = 1.0 - np.clip((censored - edges[last]) / (edges[last + 1] - edges[last]), 0.0, 1.0)
+        lived = (censored - edges[last]) / (edges[last + 1] - edges[last])
+        unlived = 1.0 - np.minimum(np.maximum(lived, 0.0), 1.0)
         at_risk -= np.bincount(last, weights=unlived, minlength=bins)
     return ends.astype(float), at_risk
 
@@ -100,7 +102,8 @@ def expected_alive(
     log-linear inside a bin (constant hazard). Sequences are pooled by their bin, so the cost is bins x T.
     """
     log_survival = np.log(np.maximum(survival, 1e-12))
-    where = np.clip(np.searchsorted(edges_tokens, generated_tokens, side="right") - 1, 0, len(edges_tokens) - 2)
+    where = np.searchsorted(edges_tokens, generated_tokens, side="right") - 1
+    where = np.minimum(np.maximum(where, 0), len(edges_tokens) - 2)
     count = np.bincount(where, minlength=len(edges_tokens) - 1)
     total = np.bincount(where, weights=generated_tokens, minlength=len(edges_tokens) - 1)
     used = count > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 
@@ -67,9 +68,15 @@ class Plan:
 def outlook(lengths: LengthModel, generated_tokens: np.ndarray, context_tokens: float) -> Outlook:
     """Expected course of the running sequences [n], by the length model's survival curve."""
     ahead_max = max(1.0, lengths.cap_tokens - float(generated_tokens.min()))
-    at = np.unique(np.r_[0.0, np.geomspace(1.0, ahead_max, SEGMENTS).round()])
+    at = segment_edges(ahead_max)
     alive = expected_alive(lengths.edges_tokens, lengths.survival(), generated_tokens, at)
     return expected_course(at, 0.5 * (alive[:-1] + alive[1:]), context_tokens, len(generated_tokens))
+
+
+@lru_cache(maxsize=1 << 15)
+def segment_edges(ahead_max: float) -> np.ndarray:
+    """Step counts from 0 to ``ahead_max`` between which an outlook has its segments: geometric, whole, no two alike."""
+    return np.unique(np.concatenate([[0.0], np.geomspace(1.0, ahead_max, SEGMENTS).round()]))
 
 
 def expected_course(at: np.ndarray, alive: np.ndarray, context_tokens: float, sequences: int) -> Outlook:
@@ -129,21 +136,19 @@ class Planner:
         holds. Fractions are averaged between whole batches. What the others wait for comes on top, see
         :meth:`queue_s`.
         """
-        out = np.empty((len(self.layouts), len(ahead.steps)))
-        now = float(ahead.alive[0])
-        for i, layout in enumerate(self.layouts):
-            fits = self.concurrent(layout, ahead, fresh)
-            beside = max(0.0, now / layout.dp - 1.0) / max(1.0, now - 1.0)
-            batch = np.minimum(1.0 + (ahead.alive - 1.0) * beside, fits)
-            low = np.floor(batch)
-            table = self.profile.table(layout.tp, int(batch.max()) + 1)
-            low_s, high_s = table.run_s(np.stack([low, low + 1]), ahead.context_tokens, ahead.steps)
-            out[i] = ahead.busy * (low_s + (batch - low) * (high_s - low_s)) * self.step_factor.get(layout, 1.0)
-        return out
+        now, dp = float(ahead.alive[0]), np.array([[a.dp] for a in self.layouts])
+        beside = np.maximum(0.0, now / dp - 1.0) / max(1.0, now - 1.0)
+        batch = np.minimum(1.0 + (ahead.alive - 1.0) * beside, self.concurrent(ahead, fresh))
+        low, out = np.floor(batch), np.empty_like(batch)
+        for i, (layout, most) in enumerate(zip(self.layouts, batch.max(axis=1).tolist(), strict=True)):
+            table = self.profile.table(layout.tp, int(most) + 1)
+            low_s, high_s = table.run_s(np.stack([low[i], low[i] + 1]), ahead.context_tokens, ahead.steps)
+            out[i] = low_s + (batch[i] - low[i]) * (high_s - low_s)
+        return ahead.busy * out * self._factors()
 
-    def concurrent(self, layout: Layout, ahead: Outlook, fresh: bool) -> np.ndarray:
-        """[K] sequences that a replica's KV cache holds at once if all go on together from the start of each segment:
-        capacity / the greatest context to come, weighted by the share then alive. At least one.
+    def concurrent(self, ahead: Outlook, fresh: bool) -> np.ndarray:
+        """[L, K] sequences that a replica's KV cache holds at once if all go on together from the start of each
+        segment: capacity / the greatest context to come, weighted by the share then alive. At least one.
 
         ``fresh``: a rollout yet to begin, where the engine admits only as many as its reserve for each allows.
         """
@@ -152,7 +157,7 @@ class Planner:
         peak_tokens = np.maximum.accumulate(load[::-1])[::-1] / alive
         if fresh:
             peak_tokens[0] = max(peak_tokens[0], ahead.context_tokens[0] + self.admission_reserve_tokens)
-        return np.maximum(1.0, self.capacity_tokens[layout] / peak_tokens)
+        return np.maximum(1.0, np.array([[self.capacity_tokens[a]] for a in self.layouts]) / peak_tokens)
 
     def queue_s(self, ahead: Outlook, fresh: bool = False) -> np.ndarray:
         """[L, K] seconds until the last sequence has begun, in a layout entered at the start of each segment.
@@ -160,17 +165,21 @@ class Planner:
         Those that do not fit wait; as sequences of all ages then run side by side, capacity / mean context of them
         do, and as many end in each mean remaining length. 0 where all fit.
         """
-        remaining_tokens, context_tokens = ahead.lives()
-        out = np.zeros((len(self.layouts), len(ahead.steps)))
-        for i, layout in enumerate(self.layouts):
-            waiting = ahead.alive * ahead.busy / layout.dp - self.concurrent(layout, ahead, fresh)
-            if (waiting > 0).any():
-                mixed = np.maximum(1.0, self.capacity_tokens[layout] / context_tokens)
-                running = np.where(waiting > 0, np.ceil(mixed), 1).astype(int)
-                step_s = self.profile.table(layout.tp, int(running.max())).step_s(running, context_tokens)
-                step_s = step_s * self.step_factor.get(layout, 1.0)
-                out[i] = np.maximum(waiting, 0.0) / mixed * remaining_tokens * step_s
+        dp = np.array([[a.dp] for a in self.layouts])
+        waiting = ahead.alive * ahead.busy / dp - self.concurrent(ahead, fresh)
+        out, queues = np.zeros_like(waiting), np.flatnonzero((waiting > 0).any(axis=1))
+        remaining_tokens, context_tokens = ahead.lives() if len(queues) else (None, None)
+        for i in queues:
+            layout = self.layouts[i]
+            mixed = np.maximum(1.0, self.capacity_tokens[layout] / context_tokens)
+            running = np.where(waiting[i] > 0, np.ceil(mixed), 1).astype(int)
+            step_s = self.profile.table(layout.tp, int(running.max())).step_s(running, context_tokens)
+            step_s = step_s * self.step_factor.get(layout, 1.0)
+            out[i] = np.maximum(waiting[i], 0.0) / mixed * remaining_tokens * step_s
         return out
+
+    def _factors(self) -> np.ndarray:
+        return np.array([[self.step_factor.get(a, 1.0)] for a in self.layouts])
 
     def may_queue(self, ahead: Outlook) -> bool:
         """Whether in some layout not all sequences of a new rollout may begin at once: the engine keeps
@@ -187,12 +196,8 @@ class Planner:
 
     def switch_s(self, ahead: Outlook) -> np.ndarray:
         """[L, L, K] expected seconds of a switch between every two layouts at the start of each segment."""
-        estimate, alive, context = self.switches.estimate_s, ahead.alive, ahead.context_tokens
-        again_s = [self.switches.recompute_s(b, context) for b in self.layouts]
-        to = list(zip(self.layouts, again_s, strict=True))
-        return np.array([[estimate(a, b, alive, context, s) for b, s in to] for a in self.layouts]) * (
-            ahead.busy * self.switch_factor
-        )
+        seconds = self.switches.estimates_s(self.layouts, ahead.alive, ahead.context_tokens)
+        return seconds * (ahead.busy * self.switch_factor)
 
     def plan(self, layout: Layout, ahead: Outlook, max_hops: int = 3) -> Plan:
         """The schedule with the least expected time that begins in ``layout`` and has at most ``max_hops`` switches."""
@@ -210,21 +215,24 @@ class Planner:
         """
         queue = self.queue_s(ahead, fresh)
         segment_s = self.segment_s(ahead, fresh)
-        spent = np.cumsum(np.pad(segment_s, ((0, 0), (1, 0))), axis=1)  # A [L, K + 1]
+        rows, columns = np.ogrid[: segment_s.shape[0], : segment_s.shape[1]]
+        spent = np.zeros((len(rows), segment_s.shape[1] + 1))  # A [L, K + 1]
+        np.cumsum(segment_s, axis=1, out=spent[:, 1:])
         spent[:, 1:] += queue[:, :1]  # staying beyond now costs the queue's delay, as does entering later:
-        switch = self.switch_s(ahead) + np.pad(queue[:, 1:], ((0, 0), (1, 0)))
-        switch[:, :, np.cumsum(ahead.steps) - ahead.steps < earliest_steps] = np.inf
+        switch = self.switch_s(ahead)
+        switch[:, :, 1:] += queue[:, 1:]
+        if earliest_steps:
+            switch[:, :, np.cumsum(ahead.steps) - ahead.steps < earliest_steps] = np.inf
         total = spent[:, -1:]
         best = total - spent[:, :-1]  # no hop left: [L, K]
-        diagonal = np.arange(len(self.layouts))
         chosen: list[tuple[np.ndarray, np.ndarray]] = []
         for _ in range(max_hops):
             after = switch + best[None, :, :]  # from, to, segment
-            after[diagonal, diagonal] = np.inf
-            target = np.argmin(after, axis=1)  # [L, K]
-            reach = spent[:, :-1] + np.take_along_axis(after, target[:, None], axis=1)[:, 0]
+            after[rows[:, 0], rows[:, 0]] = np.inf
+            target = after.argmin(axis=1)  # [L, K]
+            reach = spent[:, :-1] + after[rows, target, columns]
             when = reversed_argmin(reach)  # [L, K]: the best segment >= k to switch in
-            best_reach = np.take_along_axis(reach, when, axis=1)
+            best_reach = reach[rows, when]
             switching = best_reach < total
             when = np.where(switching, when, -1)
             best = np.where(switching, best_reach, total) - spent[:, :-1]

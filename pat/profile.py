@@ -87,7 +87,7 @@ def interpolate(knots: np.ndarray, values: np.ndarray, at: np.ndarray) -> np.nda
     """Rows of ``values`` [K, C] at ``at`` [N], linear between knots, first row below, last slope beyond: [N, C]."""
     if len(knots) == 1:
         return np.repeat(values, len(at), axis=0)
-    low = np.clip(np.searchsorted(knots, at, side="right") - 1, 0, len(knots) - 2)
+    low = np.minimum(np.maximum(np.searchsorted(knots, at, side="right") - 1, 0), len(knots) - 2)
     weight = np.maximum((at - knots[low]) / (knots[low + 1] - knots[low]), 0.0)[:, None]
     return values[low] * (1 - weight) + values[low + 1] * weight
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,9 +76,12 @@ class SwitchModel:
         """Seconds that each sequence's KV keeps its old ranks' links busy: bytes / link speed, the ``old.tp`` ranks
         sending in parallel. ``share`` of it leaves its rank; ``across``: it changes node. The rest is copied locally.
         """
-        rank_bytes = context_tokens * float(self.shape.kv_bytes_per_token()) / old.tp
         speed = np.where(across, self.links.inter_node_bytes_per_s, self.links.intra_node_bytes_per_s)
-        return self.links.latency_s + rank_bytes * (share / speed + 1.0 / self.links.local_copy_bytes_per_s)
+        return self.moved_s(context_tokens * float(self.shape.kv_bytes_per_token()) / old.tp, share, speed)
+
+    def moved_s(self, rank_bytes, share, wire_bytes_per_s):
+        """Seconds to move a sequence's bytes on one of its ranks."""
+        return self.links.latency_s + rank_bytes * (share / wire_bytes_per_s + 1.0 / self.links.local_copy_bytes_per_s)
 
     def recompute_s(self, new: Layout, context_tokens: np.ndarray) -> np.ndarray:
         """Seconds that each sequence's prefill takes its new replica."""
@@ -114,18 +118,20 @@ class SwitchModel:
         kv_s = max(float(sent.max(initial=0.0)), float(redone.max(initial=0.0)))
         return SwitchCost(self.parts.fixed_s, kv_s, int(moved_bytes), int(migrate.sum()), int((~migrate).sum()))
 
-    def estimate_s(
-        self, old: Layout, new: Layout, alive: np.ndarray, context_tokens: np.ndarray, again_s: np.ndarray | None = None
-    ) -> np.ndarray:
-        """[K] seconds of a switch with ``alive`` [K] sequences of mean context [K], spread evenly over the replicas.
+    def estimates_s(self, layouts: Sequence[Layout], alive: np.ndarray, context_tokens: np.ndarray) -> np.ndarray:
+        """[L, L, K] seconds of a switch from each layout to each, 0 to itself, with ``alive`` [K] sequences of mean
+        context [K], spread evenly over the replicas.
 
-        None is taken to change node: every node keeps at least one replica, and so its own sequences. ``again_s``:
-        :meth:`recompute_s` of the contexts, where the caller has it.
+        None is taken to change node: every node keeps at least one replica, and so its own sequences.
         """
-        if old == new:
-            return np.zeros(np.shape(alive))
-        one = self.migrate_s(old, np.asarray(context_tokens, dtype=float), wire_share(old, new), across=False)
-        again = self.recompute_s(new, context_tokens) if again_s is None else again_s
-        move_s, redo_s = np.ceil(alive / old.dp) * one, np.ceil(alive / new.dp) * again
+        context, axis = np.asarray(context_tokens, dtype=float), (len(layouts), 1, 1)
+        tp, dp = (np.array([getattr(a, name) for a in layouts]).reshape(axis) for name in ("tp", "dp"))
+        share = np.array([[wire_share(a, b) for b in layouts] for a in layouts])[:, :, None]
+        rank_bytes = context * float(self.shape.kv_bytes_per_token()) / tp
+        one = self.moved_s(rank_bytes, share, self.links.intra_node_bytes_per_s)
+        again = np.stack([self.recompute_s(b, context) for b in layouts])
+        each = np.ceil(alive / dp)  # sequences of a replica [L, 1, K]
+        move_s, redo_s = each * one, (each[:, 0] * again)[None]
         kv_s = {"cheaper": np.where(one <= again, move_s, redo_s), "migrate": move_s, "recompute": redo_s}[self.kv]
-        return self.parts.fixed_s + kv_s
+        other = np.array([[a != b for b in layouts] for a in layouts])[:, :, None]
+        return (self.parts.fixed_s + kv_s) * other

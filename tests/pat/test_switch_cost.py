@@ -89,7 +89,7 @@ def test_estimate_equals_the_cost_of_an_even_batch(pair, per_rank, tokens, kv, p
     switches = model(kv, prefill_token_s)
     context, replica, target = even(old, new, per_rank, tokens)
     cost = switches.cost(old, new, context, replica, target)
-    estimate = switches.estimate_s(old, new, np.array([len(context)]), np.array([tokens]))
+    estimate = switches.estimates_s((old, new), np.array([len(context)]), np.array([tokens]))[0, 1]
     assert estimate[0] == pytest.approx(cost.total_s, rel=1e-9)
 
 
@@ -99,7 +99,7 @@ def test_estimate_counts_the_fullest_replica_of_an_uneven_batch(pair, batch):
     old, new = pair
     replica, context = np.arange(batch) % old.dp, np.full(batch, 700)
     cost = model("migrate").cost(old, new, context, replica, place(old, new, replica, context, Room(1 << 40), 8))
-    estimate = model("migrate").estimate_s(old, new, np.array([batch]), np.array([700]))
+    estimate = model("migrate").estimates_s((old, new), np.array([batch]), np.array([700]))[0, 1]
     assert estimate[0] == pytest.approx(cost.total_s, rel=1e-9)
 
 
