@@ -11,7 +11,7 @@ from bench.gen_predicted import cells_of, run_predicted
 from bench.machine import machine_of
 from bench.tracking import make_tracker
 
-SAMPLE_S = 0.2
+SAMPLE_S = 1.0
 
 
 class Memory(threading.Thread):
