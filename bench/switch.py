@@ -105,7 +105,8 @@ async def kv_trials(engine) -> tuple[dict[str, dict], list[dict]]:
 
 
 def restart(path: str, arguments: dict, environment: dict, prompts: list[list[int]], lengths: list[int]):
-    """The naive way up, on the same requests: half of their tokens, stop, start, prefill, the rest."""
+    """The naive way up, on the same requests: half of their tokens, stop, start, prefill, the rest. Its processes load
+    SGLang anew, as everybody's do who has no fork server."""
     from pat.sglang.engine import AdaptiveEngine
 
     plain = {k: v for k, v in arguments.items() if k not in ("tp_size", "dp_size", "model_path", "max_total_tokens")}
@@ -115,7 +116,7 @@ def restart(path: str, arguments: dict, environment: dict, prompts: list[list[in
         return AdaptiveEngine(model_path=path, layouts=(layout,), max_total_tokens=tokens, **plain)
 
     saved = dict(os.environ)
-    os.environ.update(environment)
+    os.environ.update(environment | {"PAT_WARM": ""})
     try:
         half = sum(lengths) // 2
         return rollout_with_restart(start, *LAYOUTS, prompts, lengths, restart_after_tokens=half)[1]

@@ -136,6 +136,7 @@ class StaticEngine:
                 self.loop.run_until_complete(asyncio.wait(tasks, timeout=1))
             close_contexts([context for context in socket_contexts() if context not in self.kept_contexts])
             self.loop.close()
+            asyncio.set_event_loop(None)  # the next engine of this process would take the closed one
             self.loop = None
         for name, value in self.saved.items():
             if value is None:
