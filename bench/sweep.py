@@ -81,12 +81,12 @@ def machine_at(model: str, gpu: str, gpus: int, cap_tokens: int, host_term: str,
 def evaluate(points: Sequence[Point]) -> list[list[dict]]:
     """Rows of points of one system and workload, which may differ in what a switch costs: for each point one a seed,
     its fields, seconds of each arm (``TP1_s`` .. ``pat_s``), what PAT did. Each arm is simulated once."""
-    p, rows = points[0], [[] for _ in points]
+    p, rows, costs = points[0], [[] for _ in points], dict.fromkeys(q.switch_s for q in points)
+    experiment = p.experiment()
     machine = machine_at(p.model, p.gpu, p.gpus, p.max_response_tokens, p.host_term, p.wire)
-    for seed in p.experiment().seeds:
-        trace = trace_of(p.experiment(), p.batch, seed)
+    for seed in experiment.seeds:
+        trace = trace_of(experiment, p.batch, seed)
         statics = seconds_of(p, machine, trace, seed, ("static",))
-        costs = dict.fromkeys(q.switch_s for q in points)
         adaptive = {s: seconds_of(p, dear(machine, s), trace, seed, ("pat-planned",)) for s in costs}
         for point, kept in zip(points, rows, strict=True):
             row = asdict(point) | {"seed": seed, "tokens": int(trace.response_tokens.sum())}

@@ -77,10 +77,11 @@ class SwitchModel:
         sending in parallel. ``share`` of it leaves its rank; ``across``: it changes node. The rest is copied locally.
         """
         speed = np.where(across, self.links.inter_node_bytes_per_s, self.links.intra_node_bytes_per_s)
-        return self.moved_s(context_tokens * float(self.shape.kv_bytes_per_token()) / old.tp, share, speed)
+        return self.moved_s(old.tp, context_tokens, share, speed)
 
-    def moved_s(self, rank_bytes, share, wire_bytes_per_s):
-        """Seconds to move a sequence's bytes on one of its ranks."""
+    def moved_s(self, tp, context_tokens, share, wire_bytes_per_s):
+        """Seconds to move a sequence's bytes from its ``tp`` ranks; arrays that broadcast."""
+        rank_bytes = context_tokens * float(self.shape.kv_bytes_per_token()) / tp
         return self.links.latency_s + rank_bytes * (share / wire_bytes_per_s + 1.0 / self.links.local_copy_bytes_per_s)
 
     def recompute_s(self, new: Layout, context_tokens: np.ndarray) -> np.ndarray:
@@ -127,8 +128,7 @@ class SwitchModel:
         context, axis = np.asarray(context_tokens, dtype=float), (len(layouts), 1, 1)
         tp, dp = (np.array([getattr(a, name) for a in layouts]).reshape(axis) for name in ("tp", "dp"))
         share = np.array([[wire_share(a, b) for b in layouts] for a in layouts])[:, :, None]
-        rank_bytes = context * float(self.shape.kv_bytes_per_token()) / tp
-        one = self.moved_s(rank_bytes, share, self.links.intra_node_bytes_per_s)
+        one = self.moved_s(tp, context, share, self.links.intra_node_bytes_per_s)
         again = np.stack([self.recompute_s(b, context) for b in layouts])
         each = np.ceil(alive / dp)  # sequences of a replica [L, 1, K]
         move_s, redo_s = each * one, (each[:, 0] * again)[None]
